@@ -1,0 +1,78 @@
+"""Tensors on disk: where their bytes lie, in what dtype and shape. No array library is imported here."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from attrs import frozen
+
+DTYPE_BYTES = {"U32": 4, "BF16": 2, "F16": 2, "F32": 4, "I64": 8, "I32": 4}
+
+
+@frozen(kw_only=True)
+class Span:
+    """Bytes `[offset, offset + size)` of a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+@frozen(kw_only=True)
+class Quant:
+    """Affine quantisation: w = code * scale + bias per `group_size` inputs of a row, codes of `bits` bits."""
+
+    bits: int
+    group_size: int
+
+
+@frozen(kw_only=True)
+class Weight:
+    """A resident tensor; for a quantised one `data` holds U32 codes and the companions are BF16.
+
+    `shape` is logical: the last axis counts unpacked inputs.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Span
+    quant: Quant | None = None
+    scales: Span | None = None
+    biases: Span | None = None
+
+
+@frozen(kw_only=True)
+class ExpertPart:
+    """One sub-tensor of every expert of a layer: `gate`, `gate_scales`, `gate_biases`, `up`, ... `down_biases`.
+
+    `shape` is the stored one (packed words for codes), of one expert; `size` its bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+    quant: Quant | None = None
+
+
+@frozen(kw_only=True)
+class Extent:
+    """Contiguous bytes of one expert that hold `parts`, in order, without gaps."""
+
+    span: Span
+    parts: tuple[str, ...]
+
+
+@frozen(kw_only=True)
+class ExpertLayer:
+    """The experts of one layer on disk: their parts, and where the bytes of expert `e` lie: `extents(e)`."""
+
+    layer: int
+    count: int
+    parts: tuple[ExpertPart, ...]
+    extents: Callable[[int], tuple[Extent, ...]]
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert, padding not counted."""
+        return sum(part.size for part in self.parts)
