@@ -1,0 +1,346 @@
+"""Where a layer's experts are served from: slots filled on demand, or all of them resident."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from threading import RLock
+from types import MappingProxyType
+from typing import Protocol
+
+import mlx.core as mx
+from attrs import frozen
+
+from mference_core.errors import MferenceError
+from mference_core.experts.reader import ExpertRead, ExpertReader
+from mference_core.experts.slab import Landing, Slab, Staging, host_memory
+from mference_core.experts.table import SlotPlan, SlotTable
+from mference_core.tensors import ExpertLayer
+
+# Outputs registered but not yet known to be finished; the older half of a full list is long done when it is waited for.
+PENDING_LIMIT = 16
+# A resident load goes through so much host memory at a time when it cannot read in place.
+LOAD_BYTES = 64 * 1024 * 1024
+
+
+@frozen(kw_only=True)
+class ExpertStats:
+    """What serving experts cost: uses that found or missed a slot, bytes read, seconds the caller waited for reads."""
+
+    hits: int = 0
+    misses: int = 0
+    bytes_read: int = 0
+    stall_seconds: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits per use, 0 to 1; 0 when nothing was used."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    def __add__(self, other: "ExpertStats") -> "ExpertStats":
+        return ExpertStats(
+            hits=self.hits + other.hits,
+            misses=self.misses + other.misses,
+            bytes_read=self.bytes_read + other.bytes_read,
+            stall_seconds=self.stall_seconds + other.stall_seconds,
+        )
+
+    @staticmethod
+    def total(stats: Iterable["ExpertStats"]) -> "ExpertStats":
+        """Add the figures of several layers."""
+        return sum(stats, start=ExpertStats())
+
+
+class Lease:
+    """Slots for one request: `slots` is aligned with it; `hits` and `misses` are its experts, in order.
+
+    Hits can be used at once, misses after `wait`. A slot stays valid until a later `acquire` that does not avoid it.
+    """
+
+    def __init__(self, plan: SlotPlan, finish: Callable[[], None] | None = None) -> None:
+        self.slots = plan.slots
+        self.hits = tuple(expert for expert, _ in plan.hits)
+        self.misses = tuple(expert for expert, _ in plan.misses)
+        self._finish = finish
+
+    def wait(self) -> None:
+        """Block until the misses are read and published; StreamError, each time, when they could not be."""
+        if self._finish is not None:
+            self._finish()
+
+
+class ExpertSource(Protocol):
+    """Serves the experts of one layer as rows of `slab`; what the engine needs to know of pools and residents."""
+
+    layer: ExpertLayer
+    slots: int
+    experts: int
+
+    @property
+    def slab(self) -> Mapping[str, mx.array]:
+        """Part name to array (slots, *part.shape); look arrays up anew for each use."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slab."""
+
+    @property
+    def full(self) -> bool:
+        """Whether every expert is published and none can ever be evicted: `slot_map` then never changes."""
+
+    @property
+    def slot_map(self) -> mx.array:
+        """Slot of each expert, int32 (experts,); -1 where it has none."""
+
+    @property
+    def stats(self) -> ExpertStats:
+        """Figures since the load."""
+
+    def acquire(self, experts: Sequence[int], avoiding: Collection[int] = frozenset()) -> Lease | None:
+        """Give distinct `experts` slots and begin reading the misses; None when too few slots may be refilled."""
+
+    def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
+        """Begin reading some of `experts` into slots nobody needs; return how many. Never changes results."""
+
+    def note_all_hit_use(self, experts: Sequence[int]) -> None:
+        """Count a use of experts that are all published, as `acquire` would."""
+
+    def reads_pending(self, array: mx.array) -> None:
+        """Say that `array`, perhaps not evaluated yet, is computed from `slab`: slots are not refilled before it."""
+
+
+class _Fill:
+    """Reads under way into the slots of a plan, until they are published or given up."""
+
+    def __init__(self, plan: SlotPlan, read: ExpertRead, landing: Landing) -> None:
+        self.plan = plan
+        self.read = read
+        self.landing = landing
+        self.experts = frozenset(expert for expert, _ in plan.misses)
+        self.ended = False
+        self.error: Exception | None = None
+
+
+class ExpertPool:
+    """Least-frequently-used slots of one layer, filled by `reader`; to be used from one thread at a time.
+
+    `slots` is capped at the layer's experts. `in_place` and `staging` are those of `Slab`; `before_first_read(layer)`
+    is called once, before the layer's files are first read. Raises: StreamError, ValueError as `SlotTable`.
+    """
+
+    def __init__(
+        self,
+        layer: ExpertLayer,
+        reader: ExpertReader,
+        *,
+        slots: int,
+        in_place: bool | None = None,
+        staging: Staging | None = None,
+        before_first_read: Callable[[int], None] | None = None,
+    ) -> None:
+        self.layer = layer
+        self.experts = layer.count
+        self.slots = min(slots, layer.count)
+        self.table = SlotTable(slots=self.slots, experts=layer.count)
+        self._slab = Slab(
+            layer.parts, self.slots, in_place=host_memory() if in_place is None else in_place, staging=staging
+        )
+        self._reader = reader
+        self._before_first_read = before_first_read
+        self._fills: list[_Fill] = []
+        self._pending: list[mx.array] = []
+        self._stats = ExpertStats()
+        self._map: mx.array | None = None
+        self._lock = RLock()
+
+    @property
+    def slab(self) -> Mapping[str, mx.array]:
+        """Part name to array (slots, *part.shape); look arrays up anew for each use."""
+        return MappingProxyType(self._slab.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slab."""
+        return self._slab.nbytes
+
+    @property
+    def full(self) -> bool:
+        """Whether every expert is published and none can ever be evicted."""
+        return self.table.full
+
+    @property
+    def slot_map(self) -> mx.array:
+        """Slot of each expert, int32 (experts,); -1 where it has none."""
+        if self._map is None:
+            self._map = mx.array(self.table.slot_of, dtype=mx.int32)
+        return self._map
+
+    @property
+    def stats(self) -> ExpertStats:
+        """Figures since the load; speculative reads count as bytes, not as misses."""
+        return self._stats
+
+    def acquire(self, experts: Sequence[int], avoiding: Collection[int] = frozenset()) -> Lease | None:
+        """Give distinct `experts` slots and begin reading the misses; None when too few slots may be refilled.
+
+        None changes nothing. An expert already being read, by a prefetch or an earlier lease, is waited for.
+        """
+        with self._lock:
+            self._reap(frozenset(experts))
+            if self.table.non_resident(experts):
+                self._touch()
+            plan = self.table.plan(experts, avoiding)
+            if plan is None and self._fills:
+                self._reap(frozenset(range(self.experts)))
+                plan = self.table.plan(experts, avoiding)
+            if plan is None:
+                return None
+            fill = self._start(plan) if plan.misses else None
+            self._stats += ExpertStats(hits=len(plan.hits), misses=len(plan.misses))
+        return Lease(plan, partial(self._wait, fill) if fill else None)
+
+    def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
+        """Begin reading some of `experts` into slots nobody needs; return how many. Never changes results.
+
+        `keep_evictable` slots stay free for the next `acquire`. A failed read is forgotten: whoever needs the expert
+        reads it again and gets the error.
+        """
+        with self._lock:
+            self._reap(frozenset())
+            if not self.table.non_resident(experts):
+                return 0
+            self._touch()
+            plan = self.table.reserve_speculative(experts, keep_evictable)
+            if plan.misses:
+                self._start(plan)
+            return len(plan.misses)
+
+    def note_all_hit_use(self, experts: Sequence[int]) -> None:
+        """Count a use of experts that are all published, as `acquire` would."""
+        with self._lock:
+            self.table.note_all_hit_use(experts)
+            self._stats += ExpertStats(hits=len(experts))
+
+    def reads_pending(self, array: mx.array) -> None:
+        """Say that `array`, perhaps not evaluated yet, is computed from `slab`: slots are not refilled before it.
+
+        Evaluates nothing, except older arrays when many are outstanding.
+        """
+        with self._lock:
+            if self.full:
+                self._pending.clear()
+                return
+            self._pending.append(array)
+            if len(self._pending) > PENDING_LIMIT:
+                older, self._pending = self._pending[: PENDING_LIMIT // 2], self._pending[PENDING_LIMIT // 2 :]
+                mx.eval(older)
+
+    def _touch(self) -> None:
+        """Run the hook before the first read; one that raises runs again next time."""
+        if self._before_first_read is not None:
+            self._before_first_read(self.layer.layer)
+            self._before_first_read = None
+
+    def _start(self, plan: SlotPlan) -> _Fill:
+        """Begin reading the misses of `plan`, once nothing queued reads the slab any more."""
+        self._map = None
+        try:
+            if self._pending:
+                mx.eval(self._pending)
+                self._pending.clear()
+            landing = self._slab.landing([slot for _, slot in plan.misses])
+            requests = [(expert, views) for (expert, _), views in zip(plan.misses, landing.views, strict=True)]
+            fill = _Fill(plan, self._reader.start(self.layer, requests), landing)
+        except BaseException:
+            self.table.abandon(plan)
+            raise
+        self._fills.append(fill)
+        return fill
+
+    def _reap(self, experts: frozenset[int]) -> None:
+        """End every fill that is done, and wait for those that read one of `experts`."""
+        for fill in list(self._fills):
+            if fill.read.done or fill.experts & experts:
+                self._end(fill)
+
+    def _wait(self, fill: _Fill) -> None:
+        with self._lock:
+            self._end(fill)
+        if fill.error is not None:
+            raise fill.error
+
+    def _end(self, fill: _Fill) -> None:
+        """Wait for the reads of `fill`; publish all of its slots, or none and keep the error."""
+        if fill.ended:
+            return
+        try:
+            fill.read.wait()
+            fill.landing.land()
+        except Exception as error:  # noqa: BLE001  whatever failed, the slots are given back; raised by `_wait`
+            fill.error = error
+            fill.landing.drop()
+            self.table.abandon(fill.plan)
+        else:
+            self.table.publish(fill.plan)
+            self._map = None
+        fill.ended = True
+        self._fills.remove(fill)
+        self._stats += ExpertStats(
+            bytes_read=0 if fill.error else fill.read.size, stall_seconds=fill.read.stall_seconds
+        )
+
+
+class ResidentExperts:
+    """All experts of one layer in memory from the start; slot index is expert id.
+
+    Arguments and errors as `ExpertPool`; reads everything before it returns.
+    """
+
+    def __init__(
+        self,
+        layer: ExpertLayer,
+        reader: ExpertReader,
+        *,
+        in_place: bool | None = None,
+        staging: Staging | None = None,
+        before_first_read: Callable[[int], None] | None = None,
+    ) -> None:
+        self.layer = layer
+        self.slots = self.experts = layer.count
+        pool = ExpertPool(
+            layer, reader, slots=layer.count, in_place=in_place, staging=staging, before_first_read=before_first_read
+        )
+        step = max(1, LOAD_BYTES // max(1, layer.expert_bytes))
+        for first in range(0, layer.count, step):
+            lease = pool.acquire(range(first, min(first + step, layer.count)))
+            if lease is None:  # an empty slot is left for every expert
+                raise MferenceError(what=f"layer {layer.layer} could not be made resident")
+            lease.wait()
+        self.slab = pool.slab
+        self.nbytes = pool.nbytes
+        self.full = True
+        self.slot_map = pool.slot_map
+        mx.eval(self.slot_map)
+        self._stats = ExpertStats(bytes_read=pool.stats.bytes_read, stall_seconds=pool.stats.stall_seconds)
+
+    @property
+    def stats(self) -> ExpertStats:
+        """Figures since the load: the bytes are those of the load, every use is a hit."""
+        return self._stats
+
+    def acquire(self, experts: Sequence[int], avoiding: Collection[int] = frozenset()) -> Lease:
+        """Return the slots of distinct `experts`: their own numbers."""
+        del avoiding  # nothing is ever refilled
+        self.note_all_hit_use(experts)
+        return Lease(SlotPlan(slots=tuple(experts), hits=tuple((expert, expert) for expert in experts)))
+
+    def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
+        """Do nothing: there is nothing to read."""
+        del experts, keep_evictable
+        return 0
+
+    def note_all_hit_use(self, experts: Sequence[int]) -> None:
+        """Count a use."""
+        self._stats += ExpertStats(hits=len(experts))
+
+    def reads_pending(self, array: mx.array) -> None:
+        """Do nothing: slots are never refilled."""
+        del array
