@@ -1,0 +1,269 @@
+"""One view over the three kinds of model directory: installs (.gturbo), MLX-quantised and float safetensors."""
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from attrs import frozen
+
+from mference_core.arch import Arch, ManifestContract
+from mference_core.errors import ManifestError, MferenceError, PartialInstall
+from mference_core.gturbo.model import FULL_SHA256, missing_manifest, open_gturbo
+from mference_core.jsondata import parse_object, read_capped, standard_path, typed
+from mference_core.manifest import MANIFEST_NAME, RECEIPT_NAME, WEIGHTS_NAME, Manifest, read_manifest
+from mference_core.placement import Dropped, InstallPlan, Resident
+from mference_core.safetensors_index import INDEX_NAME, read_source
+from mference_core.source_weights import place_tensors, read_quant_table
+from mference_core.tensors import ExpertLayer, Weight
+
+CONFIG_NAME, TOKENIZER_NAME = "config.json", "tokenizer.json"
+CONFIG_CAP_BYTES = 1 << 20
+GTURBO, MLX, HF = "gturbo", "mlx", "hf"
+
+
+@frozen(kw_only=True)
+class Peek:
+    """What a directory says it is, before any family is loaded.
+
+    `kind` is gturbo, mlx or hf; `spelling` the manifest's `arch.family`, `model_type` the root one of config.json.
+    """
+
+    path: Path
+    kind: str
+    spelling: str | None = None
+    model_type: str | None = None
+    config: Mapping[str, Any] | None = None
+    manifest: Manifest | None = None
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """A complete model on disk: every resident present in its logical shape, every routed layer complete.
+
+    `digest` identifies the content (manifest, or config and shard headers); `touch(layer)` must be called before a
+    layer's experts are first read; `pinned` says whether `arch` is a published one; `dropped` names what is unused.
+    """
+
+    path: Path
+    kind: str
+    arch: Arch
+    pinned: bool
+    config: Mapping[str, Any] | None
+    weights: Mapping[str, Weight]
+    experts: Mapping[int, ExpertLayer]
+    tokenizer_dir: Path | None
+    digest: str
+    touch: Callable[[int], None]
+    dropped: Mapping[str, str]
+
+
+def peek(path: Path) -> Peek:
+    """Say what kind of model directory `path` is.
+
+    Raises `PartialInstall` for an unfinished install, `ManifestError` for anything that is no model directory.
+    """
+    path = Path(standard_path(path))
+    _check_directory(path)
+    if (path / MANIFEST_NAME).exists():
+        manifest = read_manifest(path / MANIFEST_NAME)
+        config = _read_config(path / "tokenizer" / CONFIG_NAME)
+        return Peek(path=path, kind=GTURBO, spelling=manifest.spelling, config=config, manifest=manifest)
+    config = _read_config(path / CONFIG_NAME)
+    if config is None:
+        raise _no_config(path)
+    model_type = config.get("model_type")
+    if model_type is not None:
+        typed(model_type, str, f"{path / CONFIG_NAME} model_type")
+    if not any(path.glob("*.safetensors")) and not (path / INDEX_NAME).exists():
+        raise _no_weights(path)
+    kind = HF if read_quant_table(config) is None else MLX
+    return Peek(path=path, kind=kind, model_type=model_type, config=config)
+
+
+def _read_config(path: Path) -> Mapping[str, Any] | None:
+    if not path.exists():
+        return None
+    return MappingProxyType(parse_object(read_capped(path, CONFIG_CAP_BYTES, "config"), str(path)))
+
+
+def _check_directory(path: Path) -> None:
+    expected = "a model directory"
+    if not path.exists():
+        raise ManifestError(what=str(path), got="missing", expected=expected, remedy="see 'mference install'")
+    if not path.is_dir():
+        if path.suffix == ".gguf":
+            raise _gguf(path)
+        remedy = "give the directory that holds it" if path.suffix == ".safetensors" else ""
+        raise ManifestError(what=str(path), got="a file", expected=expected, remedy=remedy)
+    if path.suffix == ".partial":
+        remedy = "resume the install or discard it"
+        raise PartialInstall(what=str(path), got="a partial install", expected="a finished one", remedy=remedy)
+    try:
+        names = sorted(item.name for item in path.iterdir())
+    except OSError as error:
+        raise ManifestError(what=str(path), got=f"unreadable ({error.strerror})", expected=expected) from error
+    if not names:
+        raise ManifestError(what=str(path), got="empty", expected=expected)
+    if MANIFEST_NAME not in names and {WEIGHTS_NAME, "packed_experts", RECEIPT_NAME} & set(names):
+        raise missing_manifest(path)
+
+
+def _no_config(path: Path) -> ManifestError:
+    if any(path.glob("*.gguf")):
+        return _gguf(path)
+    if (path / "snapshots").is_dir():
+        found = sorted(item.name for item in (path / "snapshots").iterdir())
+        remedy = f"give {path / 'snapshots' / (found[0] if found else 'REVISION')}"
+        return ManifestError(what=str(path), got="a cache entry", expected="one of its snapshots", remedy=remedy)
+    got = "without config.json" if any(path.glob("*.safetensors")) else "without manifest.json or config.json"
+    return ManifestError(what=str(path), got=got, expected="an install, or a model directory of safetensors")
+
+
+def _no_weights(path: Path) -> ManifestError:
+    if any(path.glob("*.gguf")):
+        return _gguf(path)
+    if any(path.glob("*.bin")):
+        return ManifestError(what=str(path), got="a checkpoint of pickled .bin files", expected="safetensors files")
+    return ManifestError(what=str(path), got="without .safetensors files", expected="a model directory with weights")
+
+
+def _gguf(path: Path) -> ManifestError:
+    return ManifestError(
+        what=str(path), got="in GGUF", expected="safetensors or an install", remedy="use the MLX or float checkpoint"
+    )
+
+
+def open_checkpoint(
+    peek: Peek,
+    contract: ManifestContract,
+    plan_for: Callable[[Arch], InstallPlan],
+    verify: str = FULL_SHA256,
+) -> Checkpoint:
+    """Open what `peek` found, as the family of `contract` understands it.
+
+    `verify` is full-sha256 or trusted-receipt, and means something for installs only. Raises `ArchMismatch`,
+    `ManifestError` or `DigestMismatch`: nothing incomplete, misshapen or unknown is ever returned.
+    """
+    if peek.manifest is not None:
+        return _open_install(peek, peek.manifest, contract, plan_for, verify)
+    config = peek.config or {}
+    arch = _arch_of(config, contract, peek.path)
+    plan = plan_for(arch)
+    source = read_source(peek.path)
+    placed = place_tensors(source, read_quant_table(config), plan)
+    _check_complete(peek.path, arch, plan, placed.residents, placed.experts)
+    digest = sha256(read_capped(peek.path / CONFIG_NAME, CONFIG_CAP_BYTES, "config"))
+    for shard in source.shards:
+        digest.update(f"\0{shard.path.name}\0{shard.header_sha256}".encode())
+    return Checkpoint(
+        path=peek.path,
+        kind=peek.kind,
+        arch=arch,
+        pinned=contract.is_pinned(arch),
+        config=config,
+        weights=MappingProxyType(dict(placed.residents)),
+        experts=MappingProxyType(dict(placed.experts)),
+        tokenizer_dir=peek.path if (peek.path / TOKENIZER_NAME).is_file() else None,
+        digest=digest.hexdigest(),
+        touch=_no_touch,
+        dropped=MappingProxyType(dict(placed.dropped)),
+    )
+
+
+def _no_touch(_layer: int) -> None:
+    """Do nothing: a plain directory has no recorded digests to hold a layer against."""
+
+
+def _arch_of(config: Mapping[str, Any], contract: ManifestContract, path: Path) -> Arch:
+    try:
+        values = contract.from_config(config)
+    except MferenceError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        got = f"not of {contract.family} ({type(error).__name__}: {error})"
+        raise ManifestError(what=str(path / CONFIG_NAME), got=got, expected="its published keys") from error
+    return contract.accept(values)
+
+
+def _open_install(
+    peek: Peek,
+    manifest: Manifest,
+    contract: ManifestContract,
+    plan_for: Callable[[Arch], InstallPlan],
+    verify: str,
+) -> Checkpoint:
+    arch = contract.accept(manifest.arch)
+    pinned = contract.is_pinned(arch)
+    if pinned and manifest.quant is None:
+        raise ManifestError(what="manifest quant", got="missing", expected="its five slots for a published shape")
+    if manifest.num_layers != arch.num_layers:
+        got = str(manifest.num_layers)
+        raise ManifestError(what="manifest numLayers", got=got, expected=f"arch.numLayers {arch.num_layers}")
+    plan = plan_for(arch)
+    model = open_gturbo(peek.path, manifest, verify)
+    weights, dropped = dict[str, Weight](), dict[str, str]()
+    for name, weight in model.weights().items():
+        place = plan.place(name)
+        if isinstance(place, Dropped):
+            dropped[name] = place.reason
+        elif isinstance(place, Resident) and place.name == name:
+            weights[name] = weight
+        else:
+            raise ManifestError(what=f"model_weights.bin {name}", got="unknown to the family", expected="a resident")
+    experts = model.expert_layers()
+    _check_complete(peek.path, arch, plan, weights, experts)
+    tokenizer = peek.path / "tokenizer"
+    return Checkpoint(
+        path=peek.path,
+        kind=peek.kind,
+        arch=arch,
+        pinned=pinned,
+        config=peek.config,
+        weights=MappingProxyType(weights),
+        experts=MappingProxyType(experts),
+        tokenizer_dir=tokenizer if (tokenizer / TOKENIZER_NAME).is_file() else None,
+        digest=manifest.digest,
+        touch=model.touch_layer,
+        dropped=MappingProxyType(dropped),
+    )
+
+
+def _check_complete(
+    path: Path,
+    arch: Arch,
+    plan: InstallPlan,
+    weights: Mapping[str, Weight],
+    experts: Mapping[int, ExpertLayer],
+) -> None:
+    """Hold what was found against the plan, name by name and shape by shape."""
+    for name, shape in plan.residents.items():
+        if name not in weights:
+            raise ManifestError(what=f"{path} tensor {name}", got="missing", expected=f"shape {list(shape)}")
+        if weights[name].shape != tuple(shape):
+            got = f"of shape {list(weights[name].shape)}"
+            raise ManifestError(what=f"{path} tensor {name}", got=got, expected=f"{list(shape)}")
+    for name in weights:
+        if name not in plan.residents:
+            raise ManifestError(what=f"{path} tensor {name}", got="there", expected="no such tensor at this shape")
+    for layer in sorted(plan.experts.keys() | experts.keys()):
+        _check_layer(f"{path} layer {layer} experts", arch, plan.experts.get(layer), experts.get(layer))
+
+
+def _check_layer(
+    where: str, arch: Arch, shapes: Mapping[str, tuple[int, int]] | None, layer: ExpertLayer | None
+) -> None:
+    if layer is None or shapes is None:
+        got, expected = ("missing", "those of a routed layer") if layer is None else ("there", "none in this layer")
+        raise ManifestError(what=where, got=got, expected=expected)
+    if layer.count != arch.num_experts:
+        raise ManifestError(what=where, got=f"{layer.count} in number", expected=f"{arch.num_experts}")
+    for part in layer.parts:
+        if part.name not in shapes:
+            continue
+        rows, columns = part.shape
+        logical = (rows, columns * 32 // part.quant.bits if part.quant else columns)
+        if logical != tuple(shapes[part.name]):
+            got = f"of shape {list(logical)}"
+            raise ManifestError(what=f"{where} {part.name}", got=got, expected=f"{list(shapes[part.name])}")
