@@ -100,6 +100,9 @@ class ExpertSource(Protocol):
     def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
         """Begin reading some of `experts` into slots nobody needs; return how many. Never changes results."""
 
+    def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
+        """Return those of `experts` that are in no slot, in order; changes nothing."""
+
     def note_all_hit_use(self, experts: Sequence[int]) -> None:
         """Count a use of experts that are all published, as `acquire` would."""
 
@@ -212,6 +215,11 @@ class ExpertPool:
             if plan.misses:
                 self._start(plan)
             return len(plan.misses)
+
+    def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
+        """Return those of `experts` that are in no slot, in order; changes nothing."""
+        with self._lock:
+            return self.table.non_resident(experts)
 
     def note_all_hit_use(self, experts: Sequence[int]) -> None:
         """Count a use of experts that are all published, as `acquire` would."""
@@ -336,6 +344,11 @@ class ResidentExperts:
         """Do nothing: there is nothing to read."""
         del experts, keep_evictable
         return 0
+
+    def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
+        """Return nothing: every expert is in its slot."""
+        del experts
+        return ()
 
     def note_all_hit_use(self, experts: Sequence[int]) -> None:
         """Count a use."""
