@@ -99,3 +99,7 @@ class RequestError(MferenceError):
     """A prompt, message or option of one request that cannot be served."""
 
     exit_code: ClassVar[int] = 2
+
+
+class CannotRewind(MferenceError):
+    """A state that no longer holds what a shorter timeline needs."""

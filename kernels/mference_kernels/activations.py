@@ -1,0 +1,28 @@
+"""Gated activations of feed-forward blocks."""
+
+import math
+
+import mlx.core as mx
+
+
+def gelu_tanh_ops(x: mx.array) -> mx.array:
+    """Gaussian error linear unit, tanh form.
+
+    Shapes: any -> same.   Dtypes: any float in, same out; computed in float32.   Source: arXiv 1606.08415.
+    """
+    wide = x.astype(mx.float32)
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return (0.5 * wide * (1 + mx.tanh(inner))).astype(x.dtype)
+
+
+def geglu_ops(gate: mx.array, up: mx.array) -> mx.array:
+    """Return gelu_tanh(gate) * up; shapes and dtypes as the inputs."""
+    return gelu_tanh_ops(gate) * up
+
+
+def softcap_ops(x: mx.array, cap: float) -> mx.array:
+    """Squash into (-cap, cap): cap * tanh(x / cap), float32."""
+    return cap * mx.tanh(x.astype(mx.float32) / cap)
+
+
+gelu_tanh, geglu, softcap = gelu_tanh_ops, geglu_ops, softcap_ops

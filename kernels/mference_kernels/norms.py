@@ -1,0 +1,23 @@
+"""Root-mean-square norms."""
+
+import mlx.core as mx
+
+
+def rms_norm_ops(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """Scale each row to unit root mean square, then by `weight`.
+
+    Shapes: x (..., D), weight (D,) or None -> (..., D).
+    Dtypes: any float in, same out; the mean, the root and the product with `weight` are float32.
+    Raises: ValueError if `weight` does not match the last axis.
+    Source: arXiv 1910.07467.
+    """
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(f"[rms_norm] weight must be {x.shape[-1:]} but got {weight.shape}")
+    wide = x.astype(mx.float32)
+    scaled = wide * mx.rsqrt(mx.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    if weight is not None:
+        scaled = scaled * weight.astype(mx.float32)
+    return scaled.astype(x.dtype)
+
+
+rms_norm = rms_norm_ops

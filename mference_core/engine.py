@@ -1,0 +1,286 @@
+"""One loaded model: resident weights, experts, and the call that advances sessions through it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from attrs import define, field, frozen
+from mlx.utils import tree_map
+
+from mference_core.arch import Arch
+from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
+from mference_core.errors import NumericError, RequestError, UsageError
+from mference_core.experts.plan import MemoryPlan, Requested, plan_memory
+from mference_core.experts.pool import ExpertPool, ExpertStats, ResidentExperts
+from mference_core.experts.reader import ExpertReader
+from mference_core.graph import LayerGraph, Routing
+from mference_core.kv import KVLayout
+from mference_core.plugins import LoadedFamily
+from mference_core.routed import LayerExperts
+from mference_core.session import Session
+from mference_core.state import DTYPES
+from mference_core.steps import Observer, StepFunction, advance, make_step
+from mference_core.weights import Weights, resident_bytes
+
+DEFAULT_CONTEXT = 4096
+DEFAULT_CHUNK = 512
+SCRATCH_FLOOR_BYTES = 96 << 20
+
+
+@frozen(kw_only=True)
+class LoadOptions:
+    """How to load: `dtype` auto, float32 or bfloat16; `context` and `chunk` in tokens; `memory_bytes` for everything."""
+
+    dtype: str = "auto"
+    context: int = DEFAULT_CONTEXT
+    chunk: int = DEFAULT_CHUNK
+    slots: Requested = "auto"
+    memory_bytes: int | None = None
+    verify: str = "full-sha256"
+
+
+def resolve_dtype(name: str) -> str:
+    """Return float32 or bfloat16; `auto` is float32 on CPUs and bfloat16 elsewhere."""
+    if name == "auto":
+        return "float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16"
+    if name not in ("float32", "bfloat16"):
+        raise UsageError(what="--dtype", got=f"'{name}'", expected="auto, float32 or bfloat16")
+    return name
+
+
+def context_limit(config: Mapping[str, Any] | None) -> int | None:
+    """Return the most tokens the checkpoint's config allows, or None where it does not say."""
+    for table in ((config or {}).get("text_config"), config):
+        limit = table.get("max_position_embeddings") if isinstance(table, Mapping) else None
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    return None
+
+
+def open_model(family: LoadedFamily, path: Path, verify: str) -> Checkpoint:
+    """Open a model directory under a family's contract and install plan."""
+    return open_checkpoint(
+        peek(path), family.contract, lambda arch: family.ask("mference_install_plan", arch=arch), verify
+    )
+
+
+def plan_for(family: LoadedFamily, checkpoint: Checkpoint, options: LoadOptions) -> tuple[KVLayout, MemoryPlan]:
+    """Return the state layout and the memory plan of a load; raises `UsageError` when it cannot fit."""
+    arch, dtype = checkpoint.arch, resolve_dtype(options.dtype)
+    limit = context_limit(checkpoint.config)
+    if options.context < 1 or options.chunk < 1:
+        raise UsageError(what="--max-context and --prefill-chunk", got="below 1", expected="positive numbers of tokens")
+    if limit is not None and options.context > limit:
+        raise UsageError(what="--max-context", got=str(options.context), expected=f"at most {limit} for this model")
+    chunk = min(options.chunk, options.context)
+    layout = family.ask("mference_kv_layout", arch=arch, context=options.context, chunk=chunk, dtype=dtype)
+    product_bytes = 4 if product_dtype(dtype) == mx.float32 else 2
+    plan = plan_memory(
+        budget_bytes=options.memory_bytes,
+        resident_bytes=resident_bytes(checkpoint.weights, product_bytes),
+        state_bytes=layout.bytes_at(options.context),
+        scratch_bytes=scratch_bytes(arch, chunk),
+        expert_bytes_per_layer={i: layer.expert_bytes for i, layer in checkpoint.experts.items()},
+        experts=arch.num_experts,
+        top_k=arch.top_k_experts,
+        requested=options.slots,
+    )
+    return layout, plan
+
+
+def scratch_bytes(arch: Arch, chunk: int) -> int:
+    """Estimate the float32 temporaries of one chunk: routed pairs, hidden rows, logits, plus a floor for scores."""
+    pairs = chunk * max(1, arch.top_k_experts) * (3 * arch.hidden_size + 3 * arch.moe_intermediate_size)
+    rows = chunk * (8 * arch.hidden_size + 4 * arch.ffn_intermediate)
+    return SCRATCH_FLOOR_BYTES + 4 * (pairs + rows + 4 * arch.vocab_size)
+
+
+def product_dtype(dtype: str) -> mx.Dtype:
+    """Return what products run in: float32 on CPUs and for float32 rows, else the rows' dtype."""
+    return mx.float32 if mx.default_device() == mx.Device(mx.cpu) else DTYPES[dtype]
+
+
+@define(kw_only=True, eq=False)
+class Engine:
+    """A loaded model. Sessions of one engine may advance together; calls come from one thread at a time."""
+
+    family: LoadedFamily
+    checkpoint: Checkpoint
+    graph: LayerGraph
+    experts: tuple[LayerExperts | None, ...]
+    layout: KVLayout
+    memory: MemoryPlan
+    chunk: int
+    dtype: str
+    weights: Weights
+    prefill_step: StepFunction
+    decode_step: StepFunction
+    _reader: ExpertReader = field(repr=False)
+
+    @classmethod
+    def load(
+        cls,
+        family: LoadedFamily,
+        path: Path,
+        options: LoadOptions | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> "Engine":
+        """Load the model of a directory: `.gturbo`, quantised or float.
+
+        `family` comes from `plugins.dispatch`. Raises `ManifestError`, `InstallError`, `UsageError` or
+        `StreamError`; nothing is kept after an error.
+        """
+        options = options or LoadOptions()
+        checkpoint = open_model(family, path, options.verify)
+        layout, plan = plan_for(family, checkpoint, options)
+        notice(f"memory plan: {plan}")
+        dtype = resolve_dtype(options.dtype)
+        weights = Weights(checkpoint.weights, DTYPES[dtype], product_dtype(dtype))
+        arch = checkpoint.arch
+        router = family.ask("mference_router", arch=arch, weights=weights)
+        graph = family.ask("mference_layer_graph", arch=arch, weights=weights, router=router)
+        reader = ExpertReader()
+        return cls(
+            family=family,
+            checkpoint=checkpoint,
+            graph=graph,
+            experts=_experts(checkpoint, graph, reader, plan, weights.product_dtype),
+            layout=layout,
+            memory=plan,
+            chunk=min(options.chunk, options.context),
+            dtype=dtype,
+            weights=weights,
+            prefill_step=family.hooks.mference_prefill_step() or advance,
+            decode_step=family.hooks.mference_decode_step() or advance,
+            reader=reader,
+        )
+
+    @property
+    def context(self) -> int:
+        """Tokens a session can hold."""
+        return self.layout.context
+
+    @property
+    def stats(self) -> ExpertStats:
+        """Expert figures of all layers since the load."""
+        return ExpertStats.total(held.source.stats for held in self.experts if held is not None)
+
+    def session(self) -> Session:
+        """Return an empty timeline."""
+        return Session(engine=self)
+
+    def check_ids(self, tokens: Sequence[int]) -> None:
+        """Raise `RequestError` on an id outside the vocabulary."""
+        bad = next((token for token in tokens if not 0 <= token < self.graph.vocab_size), None)
+        if bad is not None:
+            raise RequestError(what="token id", got=str(bad), expected=f"0 to {self.graph.vocab_size - 1}")
+
+    def forward(
+        self,
+        sessions: Sequence[Session],
+        tokens: Sequence[Sequence[int]],
+        *,
+        want_logits: bool = True,
+        observe: Observer | None = None,
+    ) -> mx.array | None:
+        """Take `tokens[b]` (at most `chunk`) of each session; return logits (B, V) float32 after the last ones.
+
+        Each session's result is the same alone or together. On failure or interrupt sessions stay as they were.
+        """
+        longest = max(len(part) for part in tokens)
+        ids = mx.array([[*part, *[0] * (longest - len(part))] for part in tokens], dtype=mx.int32)
+        return self._run(sessions, ids, [list(part) for part in tokens], want_logits, observe)
+
+    def forward_array(self, session: Session, token: mx.array) -> mx.array:
+        """Take one token that may not be computed yet; return logits (V,). The caller appends it to `tokens`."""
+        logits = self._run([session], token.reshape(1, 1).astype(mx.int32), [[]], True, None)
+        assert logits is not None
+        return logits[0]
+
+    def _run(
+        self,
+        sessions: Sequence[Session],
+        ids: mx.array,
+        known: Sequence[list[int]],
+        want_logits: bool,
+        observe: Observer | None,
+    ) -> mx.array | None:
+        lengths = [len(part) or 1 for part in known]
+        step = make_step([s.states[0].length for s in sessions], ids, lengths)
+        states = list(zip(*(session.states for session in sessions), strict=True))
+        run = self.decode_step if ids.shape[1] == 1 else self.prefill_step
+        try:
+            x = run(self.graph, self.experts, states, step, observe)
+            if want_logits:
+                logits = self.graph.head(last_rows(x, lengths))[:, 0]
+                if ids.shape[1] > 1:
+                    mx.eval(logits)
+            else:
+                logits = None
+                mx.eval([array for session in sessions for state in session.states for array in state.arrays])
+        except BaseException:
+            for session in sessions:
+                session.recover()
+            raise
+        for session, part in zip(sessions, known, strict=True):
+            session.tokens.extend(part)
+        return logits
+
+    def locate_nonfinite(self, tokens: Sequence[int]) -> NumericError:
+        """Replay `tokens` on a fresh session and name the first layer whose output is not finite."""
+        bad: list[int] = []
+
+        def look(index: int, x: Any, _: Routing | None) -> None:
+            if not bad and not all(bool(mx.isfinite(leaf).all()) for leaf in _leaves(x)):
+                bad.append(index)
+
+        try:
+            self.session().prefill(tokens, observe=look)
+        except NumericError:
+            pass
+        where = f"layer {bad[0]}" if bad else "the head"
+        return NumericError(
+            what=f"output of {where} after {len(tokens)} tokens",
+            got="not finite",
+            remedy="verify the model's files, or try --dtype float32",
+        )
+
+    def close(self) -> None:
+        """Close files and stop reader threads."""
+        self._reader.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _experts(
+    checkpoint: Checkpoint, graph: LayerGraph, reader: ExpertReader, plan: MemoryPlan, product: mx.Dtype
+) -> tuple[LayerExperts | None, ...]:
+    held: list[LayerExperts | None] = []
+    for index, layer in enumerate(graph.layers):
+        if layer.route is None:
+            held.append(None)
+            continue
+        disk = checkpoint.experts[index]
+        source: ExpertPool | ResidentExperts
+        if plan.resident:
+            source = ResidentExperts(disk, reader, before_first_read=checkpoint.touch)
+        else:
+            source = ExpertPool(disk, reader, slots=plan.slots_per_layer, before_first_read=checkpoint.touch)
+        held.append(LayerExperts(source=source, product_dtype=product))
+    return tuple(held)
+
+
+def last_rows(x: Any, lengths: Sequence[int]) -> Any:
+    """Return each timeline's last real row of opaque rows, as (B, 1, ...)."""
+    return tree_map(lambda leaf: mx.stack([leaf[b, n - 1] for b, n in enumerate(lengths)])[:, None], x)
+
+
+def _leaves(x: Any) -> list[mx.array]:
+    found: list[mx.array] = []
+    tree_map(found.append, x)
+    return found

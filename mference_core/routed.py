@@ -1,0 +1,129 @@
+"""The routed branch, written once for all families: slots, tiles, reads beside work, and the sum in router order."""
+
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+from attrs import frozen
+from mference_kernels.experts import ExpertWeights, weighted_sum
+from mference_kernels.quant import Dense, Matrix, Quantized
+
+from mference_core.errors import NumericError
+from mference_core.experts.pool import ExpertSource, Lease
+from mference_core.graph import Layer, Routing, Step
+
+
+@frozen(kw_only=True)
+class LayerExperts:
+    """One layer's source of experts, and the dtype its products run in."""
+
+    source: ExpertSource
+    product_dtype: mx.Dtype
+
+    def weights(self) -> ExpertWeights:
+        """Return the slots as matrices; to be asked for anew for each use."""
+        return ExpertWeights(
+            gate=self._matrix("gate"), up=self._matrix("up"), down=self._matrix("down"), dtype=self.product_dtype
+        )
+
+    def _matrix(self, role: str) -> Matrix:
+        held = self.source.slab
+        quant = next(part.quant for part in self.source.layer.parts if part.name == role)
+        if quant is None:
+            return Dense(weight=held[role])
+        return Quantized(
+            codes=held[role],
+            scales=held[f"{role}_scales"],
+            biases=held[f"{role}_biases"],
+            bits=quant.bits,
+            group_size=quant.group_size,
+        )
+
+
+def routed_branch(layer: Layer, experts: LayerExperts, rows: mx.array, routing: Routing, step: Step) -> mx.array:
+    """Return the weighted sum of each row's experts.
+
+    Shapes: rows (B, L, H), routing (B, L, k) -> (B, L, H) float32. Padding rows come out undefined but finite.
+    Each (row, expert) pair is computed alone and ranks are summed in order, so neither slots nor tiles change a bit.
+    Raises: `StreamError` if reading fails; `NumericError` if the router chose no valid expert.
+    """
+    assert layer.experts is not None
+    B, L, H = rows.shape
+    k = routing.ids.shape[-1]
+    flat, ids = rows.reshape(B * L, H), routing.ids.reshape(B * L, k)
+    if experts.source.full:
+        y = layer.experts(flat, experts.source.slot_map[ids], experts.weights())
+    else:
+        y = _streamed(layer, experts, flat, ids, step)
+    return weighted_sum(y, routing.weights.reshape(B * L, k)).reshape(B, L, H)
+
+
+def _streamed(layer: Layer, experts: LayerExperts, rows: mx.array, ids: mx.array, step: Step) -> mx.array:
+    """Return (N, k, H) unweighted outputs, experts read as needed."""
+    N, k = ids.shape
+    pairs = _pairs_by_expert(ids.tolist(), step, experts.source.experts)
+    outputs: list[mx.array] = []
+    order: list[int] = []
+    for chosen, slot_of in _tiles(experts.source, sorted(pairs)):
+        mine = [pair for expert in chosen for pair in pairs[expert]]
+        slots = [slot_of[expert] for expert in chosen for _ in pairs[expert]]
+        assert layer.experts is not None
+        tile_rows = rows[mx.array([pair // k for pair in mine], dtype=mx.int32)]
+        y = layer.experts(tile_rows, mx.array(slots, dtype=mx.int32)[:, None], experts.weights())[:, 0]
+        mx.async_eval(y)
+        experts.source.reads_pending(y)
+        outputs.append(y)
+        order += mine
+    place = [0] * (N * k)
+    for at, pair in enumerate(order):
+        place[pair] = at
+    joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+    return joined[mx.array(place, dtype=mx.int32)].reshape(N, k, -1)
+
+
+def _pairs_by_expert(ids: list[list[int]], step: Step, count: int) -> dict[int, list[int]]:
+    """Return flat (row, rank) indices by expert; padding rows ask for nothing."""
+    columns = len(ids) // len(step.lengths)
+    pairs: dict[int, list[int]] = {}
+    for row, chosen in enumerate(ids):
+        if row % columns >= step.lengths[row // columns]:
+            continue
+        for rank, expert in enumerate(chosen):
+            if not 0 <= expert < count:
+                raise NumericError(what="router choice", got=f"expert {expert}", expected=f"0 to {count - 1}")
+            pairs.setdefault(expert, []).append(row * len(chosen) + rank)
+    return pairs
+
+
+def _tiles(source: ExpertSource, wanted: Sequence[int]) -> Iterator[tuple[Sequence[int], dict[int, int]]]:
+    """Yield groups of experts with their slots, ready for use; later groups are being read meanwhile.
+
+    Experts already in memory come first: they need no wait, and using them first keeps them from being evicted.
+    Each expert is in one group, so a chunk reads it at most once.
+    """
+    if len(wanted) <= source.slots:
+        lease = _acquire(source, wanted)
+        slot_of = dict(zip(wanted, lease.slots, strict=True))
+        if lease.hits:
+            yield lease.hits, slot_of
+        lease.wait()
+        if lease.misses:
+            yield lease.misses, slot_of
+        return
+    missing = set(source.non_resident(wanted))
+    ordered = [e for e in wanted if e not in missing] + [e for e in wanted if e in missing]
+    size = max(1, source.slots // 2)
+    groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    lease = _acquire(source, groups[0])
+    for index, group in enumerate(groups):
+        ahead = groups[index + 1] if index + 1 < len(groups) else None
+        coming = source.acquire(ahead, frozenset(lease.slots)) if ahead else None
+        lease.wait()
+        yield group, dict(zip(group, lease.slots, strict=True))
+        if ahead is not None:
+            lease = coming or _acquire(source, ahead)
+
+
+def _acquire(source: ExpertSource, wanted: Sequence[int]) -> Lease:
+    lease = source.acquire(wanted)
+    assert lease is not None, "slots hold at least one tile and nothing else is in use"
+    return lease

@@ -1,0 +1,27 @@
+"""What a router is: hidden rows in, (expert ids, weights) out, in a written tie order."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from attrs import frozen
+
+from mference_core.graph import Routing, Step
+
+
+@frozen(kw_only=True)
+class Router:
+    """A family's routing rule, in two halves so that the gate can try ties on the second alone.
+
+    scores(layer, h) -> (B, L, experts) float32, from resident weights.
+    choose(layer, scores, step) -> Routing of `top_k` experts, best first; equal scores take the lower id first.
+    """
+
+    experts: int
+    top_k: int
+    scores: Callable[[int, Any], mx.array]
+    choose: Callable[[int, mx.array, Step | None], Routing]
+
+    def route(self, layer: int, h: Any, step: Step) -> Routing:
+        """Return the routing of hidden rows `h`, shapes (B, L, top_k)."""
+        return self.choose(layer, self.scores(layer, h), step)

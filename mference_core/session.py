@@ -1,0 +1,128 @@
+"""One token timeline on a loaded model."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+from attrs import define, field
+
+from mference_core.errors import CannotRewind, RequestError
+from mference_core.state import LayerState, Snapshot, new_states
+from mference_core.steps import Observer
+
+if TYPE_CHECKING:
+    from mference_core.engine import Engine
+
+
+@define(kw_only=True, eq=False)
+class Session:
+    """Tokens already taken, and every layer's state of them.
+
+    A call that fails or is interrupted leaves the session where it was; if a state cannot rewind, the session says
+    so on every later call until `reset`.
+    """
+
+    engine: "Engine"
+    tokens: list[int] = field(factory=list, init=False)
+    states: tuple[LayerState, ...] = field(init=False)
+    _broken: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.states = new_states(self.engine.layout)
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states."""
+        return sum(state.nbytes for state in self.states)
+
+    def check_room(self, count: int) -> None:
+        """Raise `RequestError` if `count` more tokens do not fit the context or the session is broken."""
+        if self._broken:
+            raise RequestError(what="session", got="interrupted mid-way", remedy="reset it or restore a snapshot")
+        limit = self.engine.context
+        if self.length + count > limit:
+            raise RequestError(
+                what=f"prompt of {count} tokens after {self.length}",
+                got=f"{self.length + count} tokens",
+                expected=f"at most {limit}",
+                remedy="shorten it or raise --max-context",
+            )
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        progress: Callable[[int], None] | None = None,
+        observe: Observer | None = None,
+    ) -> mx.array:
+        """Take tokens in chunks; return the logits (V,) float32 after the last one.
+
+        `progress` gets the number of tokens done after each chunk. Raises `RequestError` on an empty prompt or one
+        that does not fit, before anything is computed.
+        """
+        if not tokens:
+            raise RequestError(what="prompt", got="empty", expected="at least one token")
+        self.check_room(len(tokens))
+        self.engine.check_ids(tokens)
+        chunk, logits = self.engine.chunk, None
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            last = start + len(part) == len(tokens)
+            logits = self.engine.forward([self], [part], want_logits=last, observe=observe)
+            if progress is not None:
+                progress(start + len(part))
+        assert logits is not None
+        return logits[0]
+
+    def decode(self, token: int) -> mx.array:
+        """Take one token; return the logits (V,) float32 after it, not yet evaluated."""
+        return self.prefill([token])
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens; raises `CannotRewind`, unchanged, if some layer cannot."""
+        stuck = [index for index, state in enumerate(self.states) if not state.can_truncate(length)]
+        if stuck or not 0 <= length <= self.length:
+            raise CannotRewind(
+                what=f"session of {self.length} tokens cut to {length}: layers {stuck or 'all'}",
+                got="unable to rewind so far",
+                remedy="restore a snapshot or start again",
+            )
+        for state in self.states:
+            state.truncate(length)
+        del self.tokens[length:]
+        self._broken = False
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for state in self.states:
+            state.truncate(0)
+        self.tokens.clear()
+        self._broken = False
+
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """Copy every layer's state."""
+        return tuple(state.snapshot() for state in self.states)
+
+    def restore(self, snapshots: Sequence[Snapshot], tokens: Sequence[int]) -> None:
+        """Become what `snapshots` were taken of, when it held `tokens`."""
+        for state, snapshot in zip(self.states, snapshots, strict=True):
+            state.restore(snapshot)
+        self.tokens[:] = tokens
+        self._broken = False
+
+    def fork(self) -> "Session":
+        """Return a new session that holds the same tokens and shares nothing."""
+        twin = Session(engine=self.engine)
+        twin.restore(self.snapshots(), self.tokens)
+        return twin
+
+    def recover(self) -> None:
+        """After a failed call, return every state to the tokens held, or mark the session broken."""
+        self._broken = not all(state.can_truncate(self.length) for state in self.states)
+        if not self._broken:
+            for state in self.states:
+                state.truncate(self.length)

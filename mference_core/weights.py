@@ -1,0 +1,143 @@
+"""Resident weights: each tensor read once, straight into the memory of its own array."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+from mference_kernels.quant import Dense, Matrix, Quantized
+
+from mference_core.errors import ManifestError
+from mference_core.tensors import Quant, Span, Weight
+
+MX_DTYPES = {
+    "U32": mx.uint32,
+    "BF16": mx.bfloat16,
+    "F16": mx.float16,
+    "F32": mx.float32,
+    "I64": mx.int64,
+    "I32": mx.int32,
+}
+FLOATS = {"BF16", "F16", "F32"}
+
+
+def packed_shape(shape: tuple[int, ...], quant: Quant) -> tuple[int, ...]:
+    """Return the shape of the uint32 codes of a logical shape."""
+    return (*shape[:-1], shape[-1] * quant.bits // 32)
+
+
+def grouped_shape(shape: tuple[int, ...], quant: Quant) -> tuple[int, ...]:
+    """Return the shape of scales and biases of a logical shape."""
+    return (*shape[:-1], shape[-1] // quant.group_size)
+
+
+def read_array(span: Span, dtype: str, shape: tuple[int, ...]) -> mx.array:
+    """Read a span into a new evaluated array, without a second copy.
+
+    Raises `ManifestError` naming the file when it is shorter than the span.
+    """
+    array = mx.zeros(shape, MX_DTYPES[dtype])
+    mx.eval(array)
+    view = memoryview(array).cast("B")
+    if len(view) != span.size:
+        raise ManifestError(what=f"tensor of {span.path}", got=f"{span.size} bytes", expected=f"{len(view)} bytes")
+    _fill(span.path, span.offset, view)
+    return array
+
+
+def _fill(path: Path, offset: int, view: memoryview) -> None:
+    done = 0
+    with path.open("rb", buffering=0) as handle:
+        while done < len(view):
+            count = os.preadv(handle.fileno(), [view[done:]], offset + done)
+            if count == 0:
+                raise ManifestError(
+                    what=f"{path}",
+                    got=f"{offset + done} bytes long",
+                    expected=f"at least {offset + len(view)}",
+                    remedy="verify or install the model again",
+                )
+            done += count
+
+
+class Weights:
+    """Resident weights by name.
+
+    `dtype` is the dtype of hidden rows. `product_dtype` is what products run in: float32 on CPUs, where half-precision
+    products are slow and coarse, and wherever hidden rows are float32; companions of codes are widened to it once.
+    """
+
+    def __init__(self, weights: Mapping[str, Weight], dtype: mx.Dtype, product_dtype: mx.Dtype) -> None:
+        self.dtype, self.product_dtype = dtype, product_dtype
+        self._weights = weights
+        self._made: dict[str, mx.array | Matrix] = {}
+
+    def _weight(self, name: str) -> Weight:
+        if name not in self._weights:
+            raise ManifestError(what=f"tensor {name}", got="missing", remedy="install the model again")
+        return self._weights[name]
+
+    def array(self, name: str) -> mx.array:
+        """Return a plain tensor as stored.
+
+        Raises `ManifestError` if it is missing or quantised.
+        """
+        if name not in self._made:
+            weight = self._weight(name)
+            if weight.quant is not None:
+                raise ManifestError(what=f"tensor {name}", got="quantised", expected="plain values")
+            self._made[name] = read_array(weight.data, weight.dtype, weight.shape)
+        made = self._made[name]
+        assert isinstance(made, mx.array)
+        return made
+
+    def matrix(self, name: str) -> Matrix:
+        """Return a matrix [out, in] for products, dense or quantised as stored."""
+        if name not in self._made:
+            self._made[name] = self._matrix(self._weight(name))
+        made = self._made[name]
+        assert not isinstance(made, mx.array)
+        return made
+
+    def _matrix(self, weight: Weight) -> Matrix:
+        if weight.quant is None:
+            dense = read_array(weight.data, weight.dtype, weight.shape).astype(self.product_dtype)
+            mx.eval(dense)
+            return Dense(weight=dense)
+        assert weight.scales is not None
+        assert weight.biases is not None
+        groups = grouped_shape(weight.shape, weight.quant)
+        scales = read_array(weight.scales, "BF16", groups).astype(self.product_dtype)
+        biases = read_array(weight.biases, "BF16", groups).astype(self.product_dtype)
+        mx.eval(scales, biases)
+        return Quantized(
+            codes=read_array(weight.data, "U32", packed_shape(weight.shape, weight.quant)),
+            scales=scales,
+            biases=biases,
+            bits=weight.quant.bits,
+            group_size=weight.quant.group_size,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors made so far."""
+        return sum(made.nbytes for made in self._made.values())
+
+
+def resident_bytes(weights: Mapping[str, Weight], product_bytes: int) -> int:
+    """Return the bytes `weights` take in memory when products run in floats of `product_bytes` bytes."""
+    total = 0
+    for weight in weights.values():
+        if weight.quant is None:
+            size = product_bytes if weight.dtype in FLOATS and len(weight.shape) > 1 else None
+            total += weight.data.size if size is None else _count(weight.shape) * size
+        else:
+            total += weight.data.size + 2 * _count(grouped_shape(weight.shape, weight.quant)) * product_bytes
+    return total
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
