@@ -44,6 +44,7 @@ class Checkpoint:
 
     `digest` identifies the content (manifest, or config and shard headers); `touch(layer)` must be called before a
     layer's experts are first read; `pinned` says whether `arch` is a published one; `dropped` names what is unused.
+    `source_sha256` is the digest of a directory's index file, or of its one header; None for an install.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class Checkpoint:
     digest: str
     touch: Callable[[int], None]
     dropped: Mapping[str, str]
+    source_sha256: str | None = None
 
 
 def peek(path: Path) -> Peek:
@@ -169,6 +171,7 @@ def open_checkpoint(
         digest=digest.hexdigest(),
         touch=_no_touch,
         dropped=MappingProxyType(dict(placed.dropped)),
+        source_sha256=source.snapshot_sha256,
     )
 
 

@@ -1,0 +1,6 @@
+"""Installing: from a model directory or a hub to a verified .gturbo directory."""
+
+from mference_core.install.local import InstallProgress, InstallReport, install_local
+from mference_core.install.transaction import discard
+
+__all__ = ["InstallProgress", "InstallReport", "discard", "install_local"]

@@ -1,0 +1,291 @@
+"""Repack a quantised model directory on this machine into an install, in memory bounded by one tile."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from time import monotonic
+
+from attrs import define, evolve, field, frozen
+
+from mference_core.arch import Arch, ManifestContract, encode_arch
+from mference_core.checkpoint import GTURBO, HF, Checkpoint, open_checkpoint, peek
+from mference_core.errors import InstallError
+from mference_core.gturbo.model import EXPERTS_DIR
+from mference_core.gturbo.receipt import encode_receipt, make_receipt
+from mference_core.install.outputs import Outputs, expert_spans, plan_outputs
+from mference_core.install.transaction import (
+    Target,
+    abandon,
+    check_disk,
+    check_swap,
+    install_errors,
+    locked,
+    prepare,
+    promote,
+    sync_directory,
+)
+from mference_core.jsondata import standard_path
+from mference_core.manifest import (
+    LAYOUT_NAME,
+    MANIFEST_NAME,
+    RECEIPT_NAME,
+    UNKNOWN_MODEL_ID,
+    WEIGHTS_NAME,
+    FileEntry,
+    Manifest,
+    encode_manifest,
+    read_manifest,
+)
+from mference_core.placement import InstallPlan
+from mference_core.source_weights import read_quant_table
+from mference_core.tensors import Span
+
+TILE_BYTES = 512 << 10
+CONFIG_NAME = "config.json"
+TOKENIZER_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_FLOAT_REMEDY = "quantise it first to 4 bits in groups of 64, for example with 'mlx_lm.convert --quantize'"
+
+
+@frozen(kw_only=True)
+class InstallProgress:
+    """How far an install is: bytes of model data written, of how many, and the file being written."""
+
+    file: str
+    done_bytes: int
+    total_bytes: int
+
+
+@frozen(kw_only=True)
+class InstallReport:
+    """What an install wrote: bytes over all files, names of source tensors left out with the reason."""
+
+    path: Path
+    model_id: str
+    files: int
+    size_bytes: int
+    resident_tensors: int
+    routed_layers: int
+    dropped: dict[str, str]
+    seconds: float
+
+
+Progress = Callable[[InstallProgress], None]
+
+
+def install_local(
+    source: Path,
+    output: Path,
+    contract: ManifestContract,
+    plan_for: Callable[[Arch], InstallPlan],
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    known_ids: Mapping[str, str] | None = None,
+) -> InstallReport:
+    """Install the MLX-quantised directory `source` as `output`; values are moved, never changed.
+
+    `known_ids` maps the SHA-256 of a published index file to the manifest's `modelID`.
+
+    The output appears complete or not at all: any failure, and Ctrl-C, removes what was written. Raises
+    `ManifestError` for a bad source, `InstallError` (`InstallLocked`) for a bad output or a full disk.
+    """
+    started = monotonic()
+    _check_apart(source, output)
+    checkpoint, plan = _open_source(source, contract, plan_for)
+    outputs = plan_outputs(checkpoint, plan)
+    manifest = _draft_manifest(checkpoint, outputs, known_ids or {})
+    tokenizer = [checkpoint.path / name for name in (CONFIG_NAME, *TOKENIZER_NAMES)]
+    tokenizer = [path for path in tokenizer if path.is_file()]
+    with locked(output) as target, install_errors(target.shown):
+        side_bytes = sum(path.stat().st_size for path in tokenizer)
+        check_disk(target, outputs.total_bytes + side_bytes)
+        prepare(target, overwrite=overwrite)
+        try:
+            if target.final.exists():
+                check_swap(target)
+            writer = _Staging(root=target.partial, total_bytes=outputs.total_bytes + side_bytes, progress=progress)
+            _write_model(writer, checkpoint, outputs)
+            for path in tokenizer:
+                writer.write(f"tokenizer/{path.name}", [Span(path=path, offset=0, size=path.stat().st_size)])
+            manifest = evolve(manifest, files=dict(writer.files))
+            written = _finish(target, manifest)
+            promote(target, overwrite=overwrite)
+        except BaseException:
+            abandon(target)
+            raise
+    return InstallReport(
+        path=target.shown,
+        model_id=manifest.model_id,
+        files=len(writer.files) + 2,
+        size_bytes=written + sum(entry.size for entry in writer.files.values()),
+        resident_tensors=len(outputs.weights),
+        routed_layers=len(checkpoint.experts),
+        dropped=dict(checkpoint.dropped),
+        seconds=monotonic() - started,
+    )
+
+
+def _check_apart(source: Path, output: Path) -> None:
+    inner, outer = Path(standard_path(output)).resolve(), Path(standard_path(source)).resolve()
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        raise InstallError(what=f"output {output}", got=f"not apart from the source {source}", expected="another path")
+
+
+def _open_source(
+    source: Path, contract: ManifestContract, plan_for: Callable[[Arch], InstallPlan]
+) -> tuple[Checkpoint, InstallPlan]:
+    found = peek(source)
+    if found.kind == GTURBO:
+        raise InstallError(what=str(source), got="an install already", expected="a quantised model directory")
+    if found.kind == HF:
+        raise InstallError(what=str(source), got="in float", expected="quantised weights", remedy=_FLOAT_REMEDY)
+    checkpoint = open_checkpoint(found, contract, plan_for)
+    return checkpoint, plan_for(checkpoint.arch)
+
+
+def _draft_manifest(checkpoint: Checkpoint, outputs: Outputs, known_ids: Mapping[str, str]) -> Manifest:
+    """Return the manifest without real file entries, so that what it may not say is refused before any byte."""
+    table = read_quant_table(checkpoint.config or {})
+    snapshot = checkpoint.source_sha256 or ""
+    pending = FileEntry(size=0, sha256="0" * 64)
+    return Manifest(
+        arch=encode_arch(checkpoint.arch),
+        files={WEIGHTS_NAME: pending, LAYOUT_NAME: pending},
+        experts_per_layer=outputs.layout.experts_per_layer,
+        num_layers=len(outputs.layout.layers),
+        expert_stride=outputs.layout.expert_stride,
+        quant=outputs.quant,
+        model_id=known_ids.get(snapshot, UNKNOWN_MODEL_ID),
+        source_snapshot_hash=f"sha256:{snapshot}",
+        bit_width_overrides_honored=table.honored if table else 0,
+    )
+
+
+def _write_model(writer: "_Staging", checkpoint: Checkpoint, outputs: Outputs) -> None:
+    residents = (span for w in outputs.weights for span in (w.data, w.scales, w.biases) if span is not None)
+    writer.write(WEIGHTS_NAME, [outputs.index_image, *residents])
+    stride = outputs.layout.expert_stride
+    for number, layer in sorted(checkpoint.experts.items()):
+        padding = bytes(stride - layer.expert_bytes)
+        pieces: Iterator[Span | bytes] = chain.from_iterable(
+            (*expert_spans(layer, e), padding) for e in range(layer.count)
+        )
+        writer.write(f"{EXPERTS_DIR}/{outputs.layout.layers[number].file}", pieces)
+    writer.write(LAYOUT_NAME, [outputs.layout_image])
+
+
+def _finish(target: Target, manifest: Manifest) -> int:
+    """Write manifest and receipt and make all of it durable; return their bytes."""
+    data = encode_manifest(manifest)
+    receipt = encode_receipt(make_receipt(read_manifest(data), target.shown))
+    folders = [target.partial, *(item for item in target.partial.iterdir() if item.is_dir())]
+    for folder in folders[1:]:
+        sync_directory(folder)
+    pending = target.partial / (MANIFEST_NAME + ".tmp")
+    _write_small(pending, data)
+    pending.rename(target.partial / MANIFEST_NAME)
+    _write_small(target.partial / RECEIPT_NAME, receipt)
+    sync_directory(target.partial)
+    return len(data) + len(receipt)
+
+
+def _write_small(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@define
+class _Staging:
+    """The staging directory: every file goes through one buffer of a tile, which is hashed as it is written."""
+
+    root: Path
+    total_bytes: int
+    progress: Progress | None
+    files: dict[str, FileEntry] = field(factory=dict)
+    done_bytes: int = 0
+    _tile: bytearray = field(factory=lambda: bytearray(TILE_BYTES))
+
+    def write(self, name: str, pieces: Iterable[Span | bytes]) -> None:
+        """Write one file from source spans and literal bytes, and record its size and digest."""
+        path = self.root / name
+        path.parent.mkdir(exist_ok=True)
+        digest, size = sha256(), 0
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            for tile in self._tiles(pieces):
+                digest.update(tile)
+                _write_all(handle, tile)
+                size += len(tile)
+                self.done_bytes += len(tile)
+                if self.progress is not None:
+                    event = InstallProgress(file=name, done_bytes=self.done_bytes, total_bytes=self.total_bytes)
+                    self.progress(event)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        self.files[name] = FileEntry(size=size, sha256=digest.hexdigest())
+
+    def _tiles(self, pieces: Iterable[Span | bytes]) -> Iterator[memoryview]:
+        """Gather pieces into full tiles; each tile is valid until the next is asked for."""
+        view, filled = memoryview(self._tile), 0
+        with _sources() as handle_of:
+            for piece in pieces:
+                size, done = piece.size if isinstance(piece, Span) else len(piece), 0
+                while done < size:
+                    count = min(size - done, TILE_BYTES - filled)
+                    into = view[filled : filled + count]
+                    if isinstance(piece, Span):
+                        _read_all(handle_of(piece.path), into, piece.offset + done, piece.path)
+                    else:
+                        into[:] = piece[done : done + count]
+                    done, filled = done + count, filled + count
+                    if filled == TILE_BYTES:
+                        yield view
+                        filled = 0
+        if filled:
+            yield view[:filled]
+
+
+@contextmanager
+def _sources() -> Iterator[Callable[[Path], int]]:
+    """Open each source file once while the block runs."""
+    handles = dict[Path, int]()
+
+    def handle_of(path: Path) -> int:
+        if path not in handles:
+            handles[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return handles[path]
+
+    try:
+        yield handle_of
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def _read_all(handle: int, into: memoryview, offset: int, path: Path) -> None:
+    done = 0
+    while done < len(into):
+        count = os.preadv(handle, [into[done:]], offset + done)
+        if count == 0:
+            raise InstallError(
+                what=str(path), got=f"cut short at {offset + done} bytes", expected="an unchanged source"
+            )
+        done += count
+
+
+def _write_all(handle: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += os.write(handle, data[done:])

@@ -1,0 +1,92 @@
+"""What an install of a quantised checkpoint consists of, byte for byte, before anything is written."""
+
+from collections.abc import Iterator, Mapping
+
+from attrs import frozen
+
+from mference_core.checkpoint import Checkpoint
+from mference_core.errors import InstallError
+from mference_core.gturbo.index import Resident, ResidentIndex, encode_index, plan_index
+from mference_core.gturbo.layout import PART_NAMES, Layout, encode_layout, plan_layout, plan_parts
+from mference_core.manifest import ABSENT, SLOT_DEFAULT_BITS, SLOT_ROWS, QuantSlot, affine, check_quant
+from mference_core.placement import ROLES, InstallPlan
+from mference_core.placement import Resident as ResidentPlace
+from mference_core.tensors import ExpertLayer, Quant, Span, Weight
+
+BASE_GROUP = 64
+
+
+@frozen(kw_only=True)
+class Outputs:
+    """The planned files: resident weights in order, index and layout with their bytes, quantisation rows."""
+
+    weights: tuple[Weight, ...]
+    index: ResidentIndex
+    index_image: bytes
+    layout: Layout
+    layout_image: bytes
+    quant: Mapping[str, QuantSlot]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of index, payload, layer files and layout; tokenizer files and metadata not counted."""
+        routed = sum(bool(layer.parts) for layer in self.layout.layers)
+        experts = routed * self.layout.experts_per_layer * self.layout.expert_stride
+        return self.index.file_size + experts + len(self.layout_image)
+
+
+def plan_outputs(checkpoint: Checkpoint, plan: InstallPlan) -> Outputs:
+    """Lay out the install of a checkpoint; raises `ManifestError` or `InstallError` for what the format cannot hold."""
+    weights = sorted(checkpoint.weights.values(), key=lambda weight: _order(weight, plan))
+    index = plan_index([Resident(name=w.name, dtype=w.dtype, shape=w.shape, quant=w.quant) for w in weights])
+    parts = {number: plan_parts(plan.experts[number], _quants(layer)) for number, layer in checkpoint.experts.items()}
+    count = checkpoint.arch.num_experts
+    layout = plan_layout(parts, num_layers=checkpoint.arch.num_layers, count=count)
+    return Outputs(
+        weights=tuple(weights),
+        index=index,
+        index_image=encode_index(index),
+        layout=layout,
+        layout_image=encode_layout(layout),
+        quant=_quant_rows(checkpoint, plan),
+    )
+
+
+def _order(weight: Weight, plan: InstallPlan) -> tuple[tuple[int, int, int], str]:
+    place = plan.place(weight.name)
+    if not isinstance(place, ResidentPlace):
+        raise InstallError(what=f"tensor {weight.name}", got="without a place", expected="its place in an install")
+    return place.order, weight.name
+
+
+def _quants(layer: ExpertLayer) -> dict[str, Quant]:
+    quants = {part.name: part.quant for part in layer.parts if part.name in ROLES}
+    for name, quant in quants.items():
+        if quant is None:
+            raise InstallError(what=f"layer {layer.layer} {name} experts", got="in float", expected="quantised experts")
+    return {name: quant for name, quant in quants.items() if quant is not None}
+
+
+def _quant_rows(checkpoint: Checkpoint, plan: InstallPlan) -> dict[str, QuantSlot]:
+    """Return the manifest's five rows: default bits unless a slot's tensor is quantised, absent without a tensor."""
+    rows = dict.fromkeys(SLOT_ROWS, ABSENT)
+    for slot, name in plan.quant_slots.items():
+        quant = checkpoint.weights[name].quant
+        rows[slot] = affine(quant.bits, quant.group_size) if quant else affine(SLOT_DEFAULT_BITS[slot])
+    for layer in checkpoint.experts.values():
+        # Width of the first routed layer; a narrower group of its gate is read from the layout, not from here.
+        rows["routedExpert"] = affine(_quants(layer)["gate"].bits)
+        break
+    check_quant(rows)
+    return rows
+
+
+def expert_spans(layer: ExpertLayer, expert: int) -> Iterator[Span]:
+    """Return the source bytes of one expert's sub-tensors, in the order of a blob."""
+    sizes, found = {part.name: part.size for part in layer.parts}, dict[str, Span]()
+    for extent in layer.extents(expert):
+        offset = extent.span.offset
+        for name in extent.parts:
+            found[name] = Span(path=extent.span.path, offset=offset, size=sizes[name])
+            offset += sizes[name]
+    return (found[name] for name in PART_NAMES)
