@@ -150,7 +150,8 @@ class ExpertPool:
         self._before_first_read = before_first_read
         self._fills: list[_Fill] = []
         self._pending: list[mx.array] = []
-        self._stats = ExpertStats()
+        self._hits = self._misses = self._bytes_read = 0
+        self._stall_seconds = 0.0
         self._map: mx.array | None = None
         self._lock = RLock()
 
@@ -179,7 +180,12 @@ class ExpertPool:
     @property
     def stats(self) -> ExpertStats:
         """Figures since the load; speculative reads count as bytes, not as misses."""
-        return self._stats
+        return ExpertStats(
+            hits=self._hits,
+            misses=self._misses,
+            bytes_read=self._bytes_read,
+            stall_seconds=self._stall_seconds,
+        )
 
     def acquire(self, experts: Sequence[int], avoiding: Collection[int] = frozenset()) -> Lease | None:
         """Give distinct `experts` slots and begin reading the misses; None when too few slots may be refilled.
@@ -187,8 +193,9 @@ class ExpertPool:
         None changes nothing. An expert already being read, by a prefetch or an earlier lease, is waited for.
         """
         with self._lock:
-            self._reap(frozenset(experts))
-            if self.table.non_resident(experts):
+            if self._fills:
+                self._reap(frozenset(experts))
+            if self._before_first_read is not None and self.table.non_resident(experts):
                 self._touch()
             plan = self.table.plan(experts, avoiding)
             if plan is None and self._fills:
@@ -197,7 +204,8 @@ class ExpertPool:
             if plan is None:
                 return None
             fill = self._start(plan) if plan.misses else None
-            self._stats += ExpertStats(hits=len(plan.hits), misses=len(plan.misses))
+            self._hits += len(plan.hits)
+            self._misses += len(plan.misses)
         return Lease(plan, partial(self._wait, fill) if fill else None)
 
     def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
@@ -225,7 +233,7 @@ class ExpertPool:
         """Count a use of experts that are all published, as `acquire` would."""
         with self._lock:
             self.table.note_all_hit_use(experts)
-            self._stats += ExpertStats(hits=len(experts))
+            self._hits += len(experts)
 
     def reads_pending(self, array: mx.array) -> None:
         """Say that `array`, perhaps not evaluated yet, is computed from `slab`: slots are not refilled before it.
@@ -291,9 +299,8 @@ class ExpertPool:
             self._map = None
         fill.ended = True
         self._fills.remove(fill)
-        self._stats += ExpertStats(
-            bytes_read=0 if fill.error else fill.read.size, stall_seconds=fill.read.stall_seconds
-        )
+        self._bytes_read += 0 if fill.error else fill.read.size
+        self._stall_seconds += fill.read.stall_seconds
 
 
 class ResidentExperts:

@@ -23,6 +23,8 @@ OPEN_FILES = 128  # half of the smallest usual limit per process (256)
 GAP_BYTES = 64 * 1024
 # Adjacent reads are joined up to this size whatever else waits, and beyond it only while every worker has a share.
 JOINED_BYTES = 1024 * 1024
+# Waking another thread costs about what this many bytes cost from the page cache.
+TASK_BYTES = 128 * 1024
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 
 Views = Mapping[str, memoryview]
@@ -144,7 +146,9 @@ class ExpertReader:
         size = sum(run.size for run in pieces)
         share = max(JOINED_BYTES, size // self.workers)
         runs = _joined(pieces, share, self._gap)
-        return ExpertRead(self, [self._threads.submit(self._read, run) for run in runs], size)
+        tasks = min(self.workers, len(runs), 1 + size // TASK_BYTES)
+        queue = iter(runs)  # shared: each task takes the next run, so that they end together
+        return ExpertRead(self, [self._threads.submit(self._drain, queue) for _ in range(tasks)], size)
 
     def read(self, layer: ExpertLayer, requests: Sequence[tuple[int, Views]]) -> None:
         """Read as `start` does and wait."""
@@ -170,6 +174,10 @@ class ExpertReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _drain(self, queue: Iterator[_Run]) -> None:
+        for run in queue:
+            self._read(run)
 
     def _read(self, run: _Run) -> None:
         try:

@@ -154,6 +154,7 @@ def test_distinct_experts_are_read_at_the_same_time(
 ) -> None:
     """Four reads meet at a barrier, which none could pass if they followed each other."""
     monkeypatch.setattr(module, "JOINED_BYTES", BLOB)
+    monkeypatch.setattr(module, "TASK_BYTES", BLOB)
     barrier, whole = threading.Barrier(4), os.preadv
 
     def meeting(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -232,11 +233,20 @@ def test_a_failing_device_is_named(reader: ExpertReader, tmp_path: Path, monkeyp
         read(reader, layer, [1])
 
 
+def test_small_reads_wake_one_worker(reader: ExpertReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "JOINED_BYTES", BLOB)
+    under_way = reader.start(blobs(tmp_path / "layer"), [(expert, views()) for expert in range(0, EXPERTS, 2)])
+    under_way.wait()
+    assert reader.reads == EXPERTS // 2
+    assert len(under_way._futures) == 1
+
+
 def test_every_read_has_ended_before_an_error_is_raised(
     reader: ExpertReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is the caller's again after `wait`, so no other read of the call may still write to it."""
     monkeypatch.setattr(module, "JOINED_BYTES", BLOB)
+    monkeypatch.setattr(module, "TASK_BYTES", BLOB)
     whole, slow_ended = os.preadv, threading.Event()
 
     def mixed(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
