@@ -106,8 +106,8 @@ class ExpertSource(Protocol):
     def note_all_hit_use(self, experts: Sequence[int]) -> None:
         """Count a use of experts that are all published, as `acquire` would."""
 
-    def reads_pending(self, array: mx.array) -> None:
-        """Say that `array`, perhaps not evaluated yet, is computed from `slab`: slots are not refilled before it."""
+    def reads_pending(self, array: mx.array, slots: Collection[int] | None = None) -> None:
+        """Say that `array`, perhaps not evaluated yet, is computed from `slots` (None: any): no refill before it."""
 
 
 class _Fill:
@@ -149,7 +149,7 @@ class ExpertPool:
         self._reader = reader
         self._before_first_read = before_first_read
         self._fills: list[_Fill] = []
-        self._pending: list[mx.array] = []
+        self._pending: list[tuple[mx.array, frozenset[int] | None]] = []
         self._hits = self._misses = self._bytes_read = 0
         self._stall_seconds = 0.0
         self._map: mx.array | None = None
@@ -235,19 +235,20 @@ class ExpertPool:
             self.table.note_all_hit_use(experts)
             self._hits += len(experts)
 
-    def reads_pending(self, array: mx.array) -> None:
-        """Say that `array`, perhaps not evaluated yet, is computed from `slab`: slots are not refilled before it.
+    def reads_pending(self, array: mx.array, slots: Collection[int] | None = None) -> None:
+        """Say that `array`, perhaps not evaluated yet, is computed from `slots` of `slab` (None: from any).
 
-        Evaluates nothing, except older arrays when many are outstanding.
+        They are not refilled before it is evaluated; this call itself evaluates nothing, except older arrays when many
+        are outstanding. Naming the slots lets other ones be refilled while the work runs.
         """
         with self._lock:
             if self.full:
                 self._pending.clear()
                 return
-            self._pending.append(array)
+            self._pending.append((array, None if slots is None else frozenset(slots)))
             if len(self._pending) > PENDING_LIMIT:
                 older, self._pending = self._pending[: PENDING_LIMIT // 2], self._pending[PENDING_LIMIT // 2 :]
-                mx.eval(older)
+                mx.eval([array for array, _ in older])
 
     def _touch(self) -> None:
         """Run the hook before the first read; one that raises runs again next time."""
@@ -259,10 +260,9 @@ class ExpertPool:
         """Begin reading the misses of `plan`, once nothing queued reads the slab any more."""
         self._map = None
         try:
-            if self._pending:
-                mx.eval(self._pending)
-                self._pending.clear()
-            landing = self._slab.landing([slot for _, slot in plan.misses])
+            slots = [slot for _, slot in plan.misses]
+            self._settle(slots)
+            landing = self._slab.landing(slots)
             requests = [(expert, views) for (expert, _), views in zip(plan.misses, landing.views, strict=True)]
             fill = _Fill(plan, self._reader.start(self.layer, requests), landing)
         except BaseException:
@@ -270,6 +270,19 @@ class ExpertPool:
             raise
         self._fills.append(fill)
         return fill
+
+    def _settle(self, slots: Sequence[int]) -> None:
+        """Wait for the queued work that reads one of `slots`."""
+        kept: list[tuple[mx.array, frozenset[int] | None]] = []
+        due: list[mx.array] = []
+        for array, used in self._pending:
+            if used is not None and used.isdisjoint(slots):
+                kept.append((array, used))
+            else:
+                due.append(array)
+        if due:
+            mx.eval(due)
+            self._pending = kept
 
     def _reap(self, experts: frozenset[int]) -> None:
         """End every fill that is done, and wait for those that read one of `experts`."""
@@ -361,6 +374,6 @@ class ResidentExperts:
         """Count a use."""
         self._stats += ExpertStats(hits=len(experts))
 
-    def reads_pending(self, array: mx.array) -> None:
+    def reads_pending(self, array: mx.array, slots: Collection[int] | None = None) -> None:
         """Do nothing: slots are never refilled."""
-        del array
+        del array, slots

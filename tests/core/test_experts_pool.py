@@ -1,8 +1,6 @@
 """Slots of one layer filled from disk: what is published, when, and what must never be overwritten."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from mference_core.errors import StreamError
 from mference_core.experts import pool as module
 from mference_core.experts.pool import PENDING_LIMIT, ExpertPool, ExpertSource, ExpertStats, ResidentExperts
 from mference_core.experts.reader import ExpertReader
-from mference_core.experts.slab import Slab, Staging
+from mference_core.experts.slab import Staging
 from mference_core.tensors import ExpertLayer, ExpertPart, Extent, Span
 
 EXPERTS = 8
@@ -26,7 +24,6 @@ PARTS = (
 )
 STRIDE = 128
 BLOB = sum(part.size for part in PARTS)
-NUMBERS = {"U32": mx.uint32, "BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 
 
 def blob(expert: int) -> bytes:
@@ -84,16 +81,6 @@ def test_every_slot_holds_the_bytes_of_its_expert(layer: ExpertLayer, reader: Ex
             assert row(pool, slot) == blob(expert)
             assert pool.table.slot_of[expert] == slot
             assert pool.slot_map[expert].item() == slot
-
-
-def test_arrays_have_the_declared_dtypes_shapes_and_bytes(
-    layer: ExpertLayer, reader: ExpertReader, *, in_place: bool
-) -> None:
-    pool = ExpertPool(layer, reader, slots=4, in_place=in_place)
-    assert {name: (a.dtype, a.shape) for name, a in pool.slab.items()} == {
-        part.name: (NUMBERS[part.dtype], (4, *part.shape)) for part in PARTS
-    }
-    assert pool.nbytes == 4 * layer.expert_bytes == 4 * BLOB
 
 
 def got(source: ExpertSource, wanted: Sequence[int], avoiding: Sequence[int] = ()) -> tuple[int, ...]:
@@ -166,6 +153,23 @@ def test_queued_work_is_waited_for_only_before_a_refill(
     got(pool, [2])
     got(pool, [3])
     assert len(evaluated) == 1
+
+
+def test_queued_work_on_other_slots_is_not_waited_for(
+    layer: ExpertLayer, reader: ExpertReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What overlaps a tile's work with the next tile's reads."""
+    pool = ExpertPool(layer, reader, slots=4, in_place=True)
+    first, second = got(pool, [0, 1]), got(pool, [2, 3])
+    outputs = [mx.take(pool.slab["bias"], mx.array(slots), axis=0) * 1.0 for slots in (first, second)]
+    for output, slots in zip(outputs, (first, second), strict=True):
+        pool.reads_pending(output, slots)
+    evaluated: list[list[mx.array]] = []
+    monkeypatch.setattr(mx, "eval", evaluated.append)
+    assert got(pool, [4], avoiding=first) == second[:1]
+    assert [[id(array) for array in arrays] for arrays in evaluated] == [[id(outputs[1])]]
+    got(pool, [5], avoiding=second)
+    assert [[id(array) for array in arrays] for arrays in evaluated] == [[id(output)] for output in outputs[::-1]]
 
 
 def test_queued_work_remembered_is_bounded(layer: ExpertLayer, reader: ExpertReader) -> None:
@@ -390,57 +394,3 @@ def test_host_buffers_are_used_again(layer: ExpertLayer, reader: ExpertReader) -
         lease.wait()
         assert [row(pool, slot) for slot in lease.slots] == [blob(5), blob(6)]
     assert len(staging._free) == 2
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        ExpertPart(name="up", dtype="U32", shape=(3,), size=10),
-        ExpertPart(name="up", dtype="BF16", shape=(3,), size=12),
-        ExpertPart(name="up", dtype="Q4", shape=(3,), size=12),
-    ],
-)
-def test_parts_whose_bytes_disagree_are_refused(part: ExpertPart) -> None:
-    with pytest.raises(StreamError, match="expert part up"):
-        Slab([part], 2, in_place=True)
-
-
-MEMORY = """
-import os, resource, sys
-import mlx.core as mx
-from pathlib import Path
-from mference_core.experts.pool import ExpertPool
-from mference_core.experts.reader import ExpertReader
-from mference_core.tensors import ExpertLayer, ExpertPart, Extent, Span
-
-MIB = 2**20
-unit = 1 if sys.platform == "darwin" else 1024
-path, in_place = Path(sys.argv[1]), sys.argv[2] == "in place"
-part = ExpertPart(name="gate", dtype="BF16", shape=(MIB,), size=2 * MIB)
-os.truncate(path, 64 * part.size)
-layer = ExpertLayer(layer=0, count=64, parts=(part,),
-    extents=lambda e: (Extent(span=Span(path=path, offset=e * part.size, size=part.size), parts=("gate",)),))
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-with ExpertReader() as reader:
-    pool = ExpertPool(layer, reader, slots=32, in_place=in_place)
-    before, arrays = peak(), mx.get_active_memory()
-    mx.reset_peak_memory()
-    for first in range(0, 64, 4):
-        pool.acquire(range(first, first + 4)).wait()
-        mx.eval(pool.slab["gate"])
-    print((peak() - before) // MIB, (mx.get_peak_memory() - arrays) // MIB, arrays // MIB)
-"""
-
-
-def test_filling_does_not_copy_the_slab(tmp_path: Path, *, in_place: bool) -> None:
-    """A slab of 64 MiB is filled twice over: in place for nothing, else with two copies of the 8 MiB under way."""
-    path = tmp_path / "layer"
-    path.touch()
-    mode = "in place" if in_place else "staged"
-    run = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(path), mode], capture_output=True, text=True, check=True, timeout=60
-    )
-    process, peak, arrays = map(int, run.stdout.split())
-    assert arrays == 64
-    assert process <= (4 if in_place else 32)
-    assert peak <= (0 if in_place else 16)
