@@ -27,7 +27,7 @@ def host_memory() -> bool:
 
     There arrays are managed memory, and touching it from the host makes the device fault every page over again.
     """
-    return bool(mx.default_device() == mx.Device(mx.cpu) or mx.metal.is_available() or not mx.cuda.is_available())
+    return bool(mx.default_device() == mx.Device(mx.cpu) or not mx.cuda.is_available())
 
 
 def _bytes(array: mx.array) -> memoryview:

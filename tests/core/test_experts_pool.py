@@ -1,6 +1,7 @@
 """Slots of one layer filled from disk: what is published, when, and what must never be overwritten."""
 
 import os
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,8 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mference_core.errors import StreamError
-from mference_core.experts import pool as module
-from mference_core.experts.pool import PENDING_LIMIT, ExpertPool, ExpertSource, ExpertStats, ResidentExperts
+from mference_core.experts.pool import PENDING_LIMIT, ExpertPool, ExpertSource, ExpertStats
 from mference_core.experts.reader import ExpertReader
 from mference_core.experts.slab import Staging
 from mference_core.tensors import ExpertLayer, ExpertPart, Extent, Span
@@ -181,6 +181,43 @@ def test_queued_work_remembered_is_bounded(layer: ExpertLayer, reader: ExpertRea
     assert len(pool._pending) <= PENDING_LIMIT
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_any_history_serves_the_right_bytes(
+    layer: ExpertLayer, reader: ExpertReader, seed: int, *, in_place: bool
+) -> None:
+    """Requests, prefetches, refusals and outputs evaluated much later, in any order: each output is of its experts."""
+    rng = random.Random(seed)  # noqa: S311  a reproducible order, no secret
+    pool = ExpertPool(layer, reader, slots=5, in_place=in_place)
+    truth = mx.stack([mx.array(list(blob(expert)), dtype=mx.uint8)[-8:] for expert in range(EXPERTS)])
+    queued: list[tuple[list[int], mx.array]] = []
+    avoiding: tuple[int, ...] = ()
+    refused = 0
+    for _ in range(150):
+        if rng.random() < 0.3:
+            pool.prefetch(rng.sample(range(EXPERTS), 2), keep_evictable=rng.randrange(5))
+        wanted = rng.sample(range(EXPERTS), rng.randint(1, 4))
+        lease = pool.acquire(wanted, avoiding)
+        if lease is None:
+            refused += 1
+            avoiding = ()
+            continue
+        hit = {expert: slot for expert, slot in zip(wanted, lease.slots, strict=True) if expert in lease.hits}
+        early = mx.take(pool.slab["bias"], mx.array(list(hit.values()) or [0]), axis=0).view(mx.uint8)
+        if hit:
+            pool.reads_pending(early, list(hit.values()))
+            queued.append((list(hit), early))
+        lease.wait()
+        output = mx.take(pool.slab["bias"], mx.array(lease.slots), axis=0).view(mx.uint8)
+        pool.reads_pending(output, rng.choice([None, lease.slots]))
+        queued.append((wanted, output))
+        avoiding = lease.slots if rng.random() < 0.5 else ()
+    for experts, output in queued:
+        assert mx.array_equal(output, truth[mx.array(experts)]).item()
+    assert refused > 5
+    assert pool.stats.hits > 50
+    assert pool.stats.misses > 50
+
+
 def test_a_failed_read_publishes_nothing_and_can_be_tried_again(
     layer: ExpertLayer, reader: ExpertReader, file: Path, *, in_place: bool
 ) -> None:
@@ -272,6 +309,7 @@ def test_enough_slots_become_full(layer: ExpertLayer, reader: ExpertReader, *, i
     got(pool, [5, 6, 7])
     assert not pool.full
     assert pool.slot_map.tolist() == [-1, -1, -1, -1, -1, 0, 1, 2]
+    assert pool.non_resident([7, 4, 4, 0, 5]) == (4, 0)
     got(pool, [0, 1, 2, 3, 4])
     assert pool.full
     assert pool.slot_map.dtype == mx.int32
@@ -292,54 +330,15 @@ def test_noting_a_use_equals_acquiring(layer: ExpertLayer, reader: ExpertReader)
     assert (pools[0].stats.hits, pools[0].stats.misses) == (pools[1].stats.hits, pools[1].stats.misses) == (2, 4)
 
 
-def test_residents_are_all_there_from_the_start(layer: ExpertLayer, reader: ExpertReader, *, in_place: bool) -> None:
-    source = ResidentExperts(layer, reader, in_place=in_place)
-    assert source.full
-    assert source.slots == source.experts == EXPERTS
-    assert source.nbytes == EXPERTS * BLOB
-    assert source.slot_map.tolist() == list(range(EXPERTS))
-    assert got(source, [6, 0, 3]) == (6, 0, 3)
-    assert [row(source, expert) for expert in range(EXPERTS)] == [blob(expert) for expert in range(EXPERTS)]
-    assert source.prefetch([1], keep_evictable=0) == 0
-    source.reads_pending(source.slab["bias"])
-    stats = source.stats
-    assert (stats.hits, stats.misses, stats.bytes_read) == (3, 0, EXPERTS * BLOB)
-
-
-def test_residents_load_in_steps(
-    layer: ExpertLayer, reader: ExpertReader, monkeypatch: pytest.MonkeyPatch, *, in_place: bool
-) -> None:
-    """A host buffer, where one is needed, holds a few experts and not the layer."""
-    monkeypatch.setattr(module, "LOAD_BYTES", 3 * BLOB)
-    staging = Staging()
-    source = ResidentExperts(layer, reader, in_place=in_place, staging=staging)
-    assert [row(source, expert) for expert in range(EXPERTS)] == [blob(expert) for expert in range(EXPERTS)]
-    assert [len(buffer) for buffer in staging._free] == ([] if in_place else [3 * BLOB])
-
-
-def test_a_layer_that_cannot_be_read_is_not_made_resident(layer: ExpertLayer, reader: ExpertReader, file: Path) -> None:
-    os.truncate(file, STRIDE)
-    with pytest.raises(StreamError, match=r"layer\.bin"):
-        ResidentExperts(layer, reader)
-
-
-@pytest.mark.parametrize("first", ["acquire", "prefetch", "resident"])
-def test_the_hook_runs_once_before_the_first_read(layer: ExpertLayer, reader: ExpertReader, first: str) -> None:
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_the_hook_runs_once_before_the_first_read(layer: ExpertLayer, reader: ExpertReader, *, prefetch: bool) -> None:
     seen: list[tuple[int, int]] = []
-
-    def hook(number: int) -> None:
-        seen.append((number, reader.reads))
-
-    source: ExpertSource
-    if first == "resident":
-        source = ResidentExperts(layer, reader, before_first_read=hook)
-    else:
-        source = ExpertPool(layer, reader, slots=2, before_first_read=hook)
-        assert seen == []
-        if first == "prefetch":
-            source.prefetch([7], keep_evictable=0)
-    got(source, [0, 1])
-    got(source, [2, 3])
+    pool = ExpertPool(layer, reader, slots=2, before_first_read=lambda number: seen.append((number, reader.reads)))
+    assert seen == []
+    if prefetch:
+        pool.prefetch([7], keep_evictable=0)
+    got(pool, [0, 1])
+    got(pool, [2, 3])
     assert seen == [(3, 0)]
 
 
