@@ -103,9 +103,6 @@ class ExpertSource(Protocol):
     def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
         """Return those of `experts` that are in no slot, in order; changes nothing."""
 
-    def non_resident(self, experts: Sequence[int]) -> tuple[int, ...]:
-        """Return those of `experts` that are not published, once each, in order; nothing is counted."""
-
     def note_all_hit_use(self, experts: Sequence[int]) -> None:
         """Count a use of experts that are all published, as `acquire` would."""
 
@@ -231,10 +228,6 @@ class ExpertPool:
         """Return those of `experts` that are in no slot, in order; changes nothing."""
         with self._lock:
             return self.table.non_resident(experts)
-
-    def non_resident(self, experts: Sequence[int]) -> tuple[int, ...]:
-        """Return those of `experts` that are not published, once each, in order; nothing is counted."""
-        return self.table.non_resident(experts)
 
     def note_all_hit_use(self, experts: Sequence[int]) -> None:
         """Count a use of experts that are all published, as `acquire` would."""
@@ -374,11 +367,6 @@ class ResidentExperts:
 
     def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
         """Return nothing: every expert is in its slot."""
-        del experts
-        return ()
-
-    def non_resident(self, experts: Sequence[int]) -> tuple[int, ...]:
-        """Return nothing: all are here."""
         del experts
         return ()
 

@@ -153,7 +153,7 @@ class _Staged:
         for part in self._slab.parts:
             rows = mx.array(cast("Any", self._areas[part.name])).view(DTYPES[part.dtype])
             arrays[part.name][where] = rows.reshape(len(self._slots), *part.shape)
-        mx.async_eval(*arrays.values())  # type: ignore[no-untyped-call]
+        mx.async_eval(*arrays.values())
         self.drop()
 
     def drop(self) -> None:
