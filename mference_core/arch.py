@@ -101,9 +101,7 @@ def _typed(family: str, attribute: "attrs.Attribute[Any]", value: Any) -> Any:
         value = tuple(value) if ok else value
     if not ok:
         name = kind.__name__ if isinstance(kind, type) else str(kind)
-        raise ArchMismatch(
-            what=f"manifest arch.{key_of(attribute)}", got=repr(value), expected=f"{name} for {family}"
-        )
+        raise ArchMismatch(what=f"manifest arch.{key_of(attribute)}", got=repr(value), expected=f"{name} for {family}")
     return value
 
 

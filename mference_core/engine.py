@@ -1,8 +1,9 @@
 """One loaded model: resident weights, experts, and the call that advances sessions through it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 from attrs import define, field, frozen
@@ -190,11 +191,11 @@ class Engine:
         """
         longest = max(len(part) for part in tokens)
         ids = mx.array([[*part, *[0] * (longest - len(part))] for part in tokens], dtype=mx.int32)
-        return self._run(sessions, ids, [list(part) for part in tokens], want_logits, observe)
+        return self._run(sessions, ids, [list(part) for part in tokens], want_logits=want_logits, observe=observe)
 
     def forward_array(self, session: Session, token: mx.array) -> mx.array:
         """Take one token that may not be computed yet; return logits (V,). The caller appends it to `tokens`."""
-        logits = self._run([session], token.reshape(1, 1).astype(mx.int32), [[]], True, None)
+        logits = self._run([session], token.reshape(1, 1).astype(mx.int32), [[]])
         assert logits is not None
         return logits[0]
 
@@ -203,8 +204,9 @@ class Engine:
         sessions: Sequence[Session],
         ids: mx.array,
         known: Sequence[list[int]],
-        want_logits: bool,
-        observe: Observer | None,
+        *,
+        want_logits: bool = True,
+        observe: Observer | None = None,
     ) -> mx.array | None:
         lengths = [len(part) or 1 for part in known]
         step = make_step([s.states[0].length for s in sessions], ids, lengths)
@@ -235,10 +237,8 @@ class Engine:
             if not bad and not all(bool(mx.isfinite(leaf).all()) for leaf in _leaves(x)):
                 bad.append(index)
 
-        try:
+        with suppress(NumericError):
             self.session().prefill(tokens, observe=look)
-        except NumericError:
-            pass
         where = f"layer {bad[0]}" if bad else "the head"
         return NumericError(
             what=f"output of {where} after {len(tokens)} tokens",
@@ -250,7 +250,7 @@ class Engine:
         """Close files and stop reader threads."""
         self._reader.close()
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -40,6 +40,8 @@ class PluginError(MferenceError):
 class FamilyNotFound(PluginError):
     """No installed family answers to that name."""
 
+    exit_code: ClassVar[int] = 2
+
 
 class DuplicateFamily(PluginError):
     """Two distributions offer one family name."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from attrs import cmp_using, field, frozen
-from mference_kernels.experts import ExpertWeights
+from attrs import frozen
 
 from mference_core.state import LayerState
+from mference_kernels.experts import ExpertWeights
+from mference_kernels.fields import array_field
 
 
 @frozen(kw_only=True)
@@ -24,16 +25,16 @@ class Step:
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
-    positions: mx.array = field(eq=cmp_using(eq=mx.array_equal))
-    ids: mx.array = field(eq=cmp_using(eq=mx.array_equal))
+    positions: mx.array = array_field()
+    ids: mx.array = array_field()
 
 
 @frozen(kw_only=True)
 class Routing:
     """What a router chose: `ids` (..., k) int32 best expert first, `weights` (..., k) float32."""
 
-    ids: mx.array = field(eq=cmp_using(eq=mx.array_equal))
-    weights: mx.array = field(eq=cmp_using(eq=mx.array_equal))
+    ids: mx.array = array_field()
+    weights: mx.array = array_field()
 
 
 @frozen(kw_only=True)
@@ -41,7 +42,7 @@ class Attended:
     """What `attend` leaves behind: `h`, read by the other four, and `rows` (B, L, H), the routed experts' input."""
 
     h: Any
-    rows: mx.array | None = field(default=None, eq=cmp_using(eq=mx.array_equal))
+    rows: mx.array | None = array_field(default=None)
 
 
 @frozen(kw_only=True)

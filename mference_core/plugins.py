@@ -53,7 +53,7 @@ class Gate:
     """The installed gate: its version, and a function that runs it and returns the record it wrote."""
 
     version: int
-    accept: Callable[[str], records.AcceptanceRecord]
+    accept: Callable[..., records.AcceptanceRecord]
 
 
 def _broken(entry: Entry, what: str, got: str, expected: str) -> ContractError:
@@ -170,16 +170,20 @@ def dispatch(name: str, notice: Callable[[str], None] = lambda _: None) -> Loade
     raise NotAccepted(what=f"family {name} of distribution {entry.distribution}", got=state, remedy=remedy)
 
 
-def name_for(spelling: str | None, model_type: str | None) -> str:
-    """Return the family that reads a manifest's `arch.family` or a config's model type, by acceptance records alone.
+def name_for(spelling: str | None, model_type: str | None = None, *, on_disk: str) -> str:
+    """Return the family that reads a model, by acceptance records alone, so that nothing unproven is imported.
 
+    `on_disk` is the kind of directory: an install ("gturbo") goes by `arch.family`, others by config.json's model type.
     Raises `FamilyNotFound` naming families that are installed but not accepted, which might read it.
     """
     known = records.known_records()
+    install = on_disk == "gturbo"
     for record in known:
-        if model_type in record.model_types if model_type is not None else spelling in record.spellings:
+        if spelling in record.spellings if install else model_type in record.model_types:
             return record.family
-    wanted = f"model type '{model_type}'" if model_type is not None else f"arch.family '{spelling}'"
+    wanted = f"arch.family '{spelling}'" if install else f"model type '{model_type}'"
     unproven = [name for name in installed() if name not in {record.family for record in known}]
-    hint = f"not accepted yet: {', '.join(unproven)} (run 'mference accept NAME')" if unproven else "see 'mference families'"
+    hint = "see 'mference families'"
+    if unproven:
+        hint = f"not accepted yet: {', '.join(unproven)} (run 'mference accept NAME')"
     raise FamilyNotFound(what=f"no accepted family reads {wanted}", remedy=hint)

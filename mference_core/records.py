@@ -128,10 +128,15 @@ def shipped_dir() -> Path | None:
     return None
 
 
-def user_dir() -> Path:
-    """Return the folder of this user's own records; `MFERENCE_DATA_DIR` moves it."""
+def data_dir() -> Path:
+    """Return the user's data directory; `MFERENCE_DATA_DIR` moves it."""
     override = os.environ.get("MFERENCE_DATA_DIR")
-    return (Path(override) if override else Path(platformdirs.user_data_dir("mference"))) / "acceptance"
+    return Path(override) if override else Path(platformdirs.user_data_dir("mference"))
+
+
+def user_dir() -> Path:
+    """Return the folder of this user's own records."""
+    return data_dir() / "acceptance"
 
 
 def read_records(folder: Path | None) -> list[AcceptanceRecord]:

@@ -1,15 +1,16 @@
 """The routed branch, written once for all families: slots, tiles, reads beside work, and the sum in router order."""
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import mlx.core as mx
 from attrs import frozen
-from mference_kernels.experts import ExpertWeights, weighted_sum
-from mference_kernels.quant import Dense, Matrix, Quantized
 
 from mference_core.errors import NumericError
 from mference_core.experts.pool import ExpertSource, Lease
 from mference_core.graph import Layer, Routing, Step
+from mference_kernels.experts import ExpertWeights, weighted_sum
+from mference_kernels.quant import Dense, Matrix, Quantized
 
 
 @frozen(kw_only=True)
@@ -60,7 +61,7 @@ def routed_branch(layer: Layer, experts: LayerExperts, rows: mx.array, routing: 
 def _streamed(layer: Layer, experts: LayerExperts, rows: mx.array, ids: mx.array, step: Step) -> mx.array:
     """Return (N, k, H) unweighted outputs, experts read as needed."""
     N, k = ids.shape
-    pairs = _pairs_by_expert(ids.tolist(), step, experts.source.experts)
+    pairs = _pairs_by_expert(cast("list[list[int]]", ids.tolist()), step, experts.source.experts)
     outputs: list[mx.array] = []
     order: list[int] = []
     for chosen, slot_of in _tiles(experts.source, sorted(pairs)):
@@ -70,7 +71,7 @@ def _streamed(layer: Layer, experts: LayerExperts, rows: mx.array, ids: mx.array
         tile_rows = rows[mx.array([pair // k for pair in mine], dtype=mx.int32)]
         y = layer.experts(tile_rows, mx.array(slots, dtype=mx.int32)[:, None], experts.weights())[:, 0]
         mx.async_eval(y)
-        experts.source.reads_pending(y)
+        experts.source.reads_pending(y, set(slots))
         outputs.append(y)
         order += mine
     place = [0] * (N * k)

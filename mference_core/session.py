@@ -66,6 +66,8 @@ class Session:
         """
         if not tokens:
             raise RequestError(what="prompt", got="empty", expected="at least one token")
+        if any(state.length != self.length for state in self.states):
+            self.recover()
         self.check_room(len(tokens))
         self.engine.check_ids(tokens)
         chunk, logits = self.engine.chunk, None
@@ -81,6 +83,25 @@ class Session:
     def decode(self, token: int) -> mx.array:
         """Take one token; return the logits (V,) float32 after it, not yet evaluated."""
         return self.prefill([token])
+
+    def reuse(self, prompt: Sequence[int]) -> int:
+        """Keep what is held of `prompt`, always less than all of it, and return how many tokens that is.
+
+        A layer that cannot rewind so far makes the session start again.
+        """
+        if any(state.length != self.length for state in self.states):
+            self.recover()
+        pairs = zip(self.tokens, prompt, strict=False)
+        common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(self.length, len(prompt)))
+        common = min(common, len(prompt) - 1)
+        if self._broken or common < 1:
+            self.reset()
+            return 0
+        try:
+            self.rewind(common)
+        except CannotRewind:
+            self.reset()
+        return self.length
 
     def rewind(self, length: int) -> None:
         """Keep the first `length` tokens; raises `CannotRewind`, unchanged, if some layer cannot."""

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
-from mference_kernels.quant import Dense, Matrix, Quantized
 
 from mference_core.errors import ManifestError
 from mference_core.tensors import Quant, Span, Weight
+from mference_kernels.quant import Dense, Matrix, Quantized
 
 MX_DTYPES = {
     "U32": mx.uint32,
@@ -38,7 +39,7 @@ def read_array(span: Span, dtype: str, shape: tuple[int, ...]) -> mx.array:
     """
     array = mx.zeros(shape, MX_DTYPES[dtype])
     mx.eval(array)
-    view = memoryview(array).cast("B")
+    view = memoryview(cast("Any", array)).cast("B")
     if len(view) != span.size:
         raise ManifestError(what=f"tensor of {span.path}", got=f"{span.size} bytes", expected=f"{len(view)} bytes")
     _fill(span.path, span.offset, view)

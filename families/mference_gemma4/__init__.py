@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from mference_core import Arch, Family, InstallPlan, KVLayout, ManifestContract, hookimpl
-
 from mference_gemma4.arch import CHECKPOINT, PINNED, Gemma4Arch, arch_from_config
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attrs import field, frozen
+
 from mference_core import Arch, ArchMismatch, Pinned, must
 
 SLIDING, FULL = 0, 1

@@ -7,7 +7,6 @@ an install keeps the latter. The order inside a layer is that of gturbo-format s
 import re
 
 from mference_core import Dropped, InstallPlan, Place, Resident, Routed
-
 from mference_gemma4.arch import Gemma4Arch
 
 TRUNK = "language_model.model."

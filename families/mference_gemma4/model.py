@@ -9,6 +9,7 @@ from functools import partial
 
 import mlx.core as mx
 from attrs import frozen
+
 from mference_core import (
     Attended,
     KVLayout,
@@ -23,6 +24,8 @@ from mference_core import (
     Step,
     Weights,
 )
+from mference_gemma4.arch import RMS_EPS, Gemma4Arch
+from mference_gemma4.install import TRUNK
 from mference_kernels.activations import geglu, softcap
 from mference_kernels.attention import attention
 from mference_kernels.experts import ExpertWeights, gated_experts
@@ -30,9 +33,6 @@ from mference_kernels.norms import rms_norm
 from mference_kernels.quant import Matrix, linear, rows
 from mference_kernels.rope import default_frequencies, proportional_frequencies, rope
 from mference_kernels.routing import top_k
-
-from mference_gemma4.arch import RMS_EPS, Gemma4Arch
-from mference_gemma4.install import TRUNK
 
 norm = partial(rms_norm, eps=RMS_EPS)
 
@@ -156,9 +156,7 @@ def _layer(arch: Gemma4Arch, weights: Weights, rule: Router, index: int) -> Laye
         e = norm(routed.astype(h.dtype), array["post_feedforward_layernorm_2"])
         return (h + norm(s + e, array["post_feedforward_layernorm"])) * scalar.astype(h.dtype)
 
-    return Layer(
-        attend=attend, route=partial(rule.route, index), shared=shared, experts=experts, combine=combine
-    )
+    return Layer(attend=attend, route=partial(rule.route, index), shared=shared, experts=experts, combine=combine)
 
 
 def _norm_names() -> tuple[str, ...]:

@@ -1,16 +1,16 @@
 """Linear maps over dense or affine-quantised matrices."""
 
 import mlx.core as mx
-from attrs import cmp_using, field, frozen
+from attrs import frozen
 
-_array = {"eq": cmp_using(eq=mx.array_equal)}
+from mference_kernels.fields import array_field
 
 
 @frozen(kw_only=True)
 class Dense:
     """A matrix [out, in] of floats, or a stack of them with leading axes."""
 
-    weight: mx.array = field(**_array)
+    weight: mx.array = array_field()
 
     @property
     def nbytes(self) -> int:
@@ -26,9 +26,9 @@ class Quantized:
     Products run in the dtype of `scales`: widen them to float32 for float32 results.
     """
 
-    codes: mx.array = field(**_array)
-    scales: mx.array = field(**_array)
-    biases: mx.array = field(**_array)
+    codes: mx.array = array_field()
+    scales: mx.array = array_field()
+    biases: mx.array = array_field()
     bits: int
     group_size: int
 

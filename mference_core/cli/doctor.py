@@ -1,0 +1,81 @@
+"""`mference doctor`: what runs here, and why or why not."""
+
+import json
+import platform
+import shutil
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from mference_core import plugins, records
+from mference_core.cli.families import describe
+from mference_core.experts.plan import available_memory, format_bytes
+
+
+def _backend() -> dict[str, Any]:
+    """Return the environment acceptance records are bound to, or why mlx does not load."""
+    try:
+        here = records.Environment.here()
+    except ImportError as error:
+        return {
+            "usable": False,
+            "why": f"mlx does not load: {error}; on Linux install 'mference[cpu]' or 'mference[cuda]'",
+        }
+    import mlx.core as mx  # noqa: PLC0415
+
+    info = {key: value for key, value in mx.device_info().items() if isinstance(value, str | int)}
+    return {
+        "usable": True,
+        "backend": here.backend,
+        "processor": here.processor,
+        "mlx": here.mlx,
+        "device": info,
+        "dtype": "float32" if here.backend == "cpu" else "bfloat16",
+    }
+
+
+def examine() -> dict[str, Any]:
+    """Return everything `doctor` prints."""
+    data = records.data_dir()
+    existing = next(path for path in (data, *data.parents) if path.exists())
+    gate = plugins.gate()
+    return {
+        "mference": version("mference"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "backend": _backend(),
+        "kernels": {
+            "path": "plain mlx operations",
+            "why": "no faster path is verified for this release",
+        },
+        "memory_available_bytes": available_memory(),
+        "data_dir": str(data),
+        "data_dir_free_bytes": shutil.disk_usage(existing).free,
+        "gate": None if gate is None else gate.version,
+        "families": [describe(entry) for entry in plugins.installed().values()],
+    }
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(*, as_json: bool) -> None:
+    """Say what runs here: backend, kernels, memory, families and their standing."""
+    facts = examine()
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    backend = facts["backend"]
+    click.echo(f"mference {facts['mference']}, python {facts['python']}, {facts['system']}")
+    if backend["usable"]:
+        click.echo(
+            f"backend   {backend['backend']} {backend['processor']}, mlx {backend['mlx']}, {backend['dtype']} by default"
+        )
+    else:
+        click.echo(f"backend   {backend['why']}")
+    click.echo(f"kernels   {facts['kernels']['path']}: {facts['kernels']['why']}")
+    click.echo(f"memory    {format_bytes(facts['memory_available_bytes'], up=False)} available")
+    click.echo(f"data      {facts['data_dir']}, {format_bytes(facts['data_dir_free_bytes'], up=False)} free")
+    for row in facts["families"]:
+        where = f" on {', '.join(row['accepted_on'])}" if row.get("accepted_on") else ""
+        click.echo(f"family    {row['name']} ({row['distribution']}): {row['state']}{where}")

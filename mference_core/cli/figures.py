@@ -1,0 +1,60 @@
+"""What a run cost: the footer and the JSON summary."""
+
+import resource
+import sys
+from typing import TYPE_CHECKING, Any
+
+from mference_core.experts.plan import format_bytes
+
+if TYPE_CHECKING:
+    from mference_core.engine import Engine
+    from mference_core.generate import Generation
+
+
+def peak_memory_bytes() -> int:
+    """Return the process's peak resident memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def summary(engine: "Engine", generation: "Generation") -> dict[str, Any]:
+    """Return the JSON object of a finished run; times in seconds, sizes in bytes, rates in tokens per second."""
+    import mlx.core as mx  # noqa: PLC0415
+
+    figures, stats = generation.figures, engine.stats
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in generation.calls],
+        "finish_reason": generation.finish_reason,
+        "stop": generation.reason,
+        "prompt_tokens": figures.prompt_tokens,
+        "completion_tokens": figures.new_tokens,
+        "cached_tokens": figures.cached_tokens,
+        "timings": {
+            "prefill_seconds": figures.prefill_seconds,
+            "prefill_tokens_per_second": figures.prefill_rate,
+            "decode_seconds": figures.decode_seconds,
+            "decode_tokens_per_second": figures.decode_rate,
+            "expert_stall_seconds": stats.stall_seconds,
+        },
+        "peak_memory_bytes": peak_memory_bytes(),
+        "mlx_peak_memory_bytes": mx.get_peak_memory(),
+        "expert_slots": "resident" if engine.memory.resident else engine.memory.slots_per_layer,
+        "expert_hit_rate": 1.0 if engine.memory.resident else stats.hit_rate,
+        "bytes_read": stats.bytes_read,
+        "dtype": engine.dtype,
+    }
+
+
+def footer(engine: "Engine", generation: "Generation") -> str:
+    """Return one line: why it stopped, tokens and rates, peak memory, expert hits and bytes read per token."""
+    figures, facts = generation.figures, summary(engine, generation)
+    tokens = max(1, figures.prompt_tokens - figures.cached_tokens + figures.new_tokens)
+    return (
+        f"[stop={generation.reason} prefill={figures.prompt_tokens - figures.cached_tokens}tok/"
+        f"{figures.prefill_seconds:.2f}s={figures.prefill_rate:.1f}tok/s cached={figures.cached_tokens}tok "
+        f"new={figures.new_tokens}tok decode={figures.decode_seconds:.2f}s={figures.decode_rate:.3f}tok/s "
+        f"peak={format_bytes(facts['peak_memory_bytes'])} hits={facts['expert_hit_rate']:.1%} "
+        f"read={format_bytes(facts['bytes_read'] // tokens)}/tok]"
+    )
