@@ -1,0 +1,65 @@
+"""The router's written order: score down, then index up."""
+
+from random import Random
+
+import mlx.core as mx
+
+from mference_acceptance.arrays import listed
+from mference_acceptance.case import Figures, require
+from mference_acceptance.context import Context
+from mference_core.router import Router
+from mference_core.steps import make_step
+
+ROWS = 64
+SCORES = (-1.5, -0.25, -0.0, 0.0, 0.25, 2.0)
+"""Few values for many experts, so that most rows tie at the last place; both zeros are equal."""
+
+
+def router_ties(context: Context) -> Figures:
+    """Experts come best first without repeats, equal scores with the lower id first, whatever rows are beside them."""
+    tied = 0
+    with context.engine() as engine:
+        arch = engine.checkpoint.arch
+        router = context.family.ask("mference_router", arch=arch, weights=engine.weights)
+        for layer in sorted(engine.checkpoint.experts):
+            tied += _try_layer(router, layer)
+    return {"layers": len(engine.checkpoint.experts), "rows_tied_at_the_last_place": tied}
+
+
+def synthetic_scores(experts: int, seed: int) -> list[list[float]]:
+    """Return rows of coarse scores: all equal, then rising, falling, then random."""
+    random = Random(seed)  # noqa: S311  not a secret
+    rows = [[0.0] * experts, [-0.0, 0.0] * (experts // 2) + [0.0] * (experts % 2)]
+    rows += [[float(e) for e in range(experts)], [float(-e) for e in range(experts)]]
+    return rows + [[random.choice(SCORES) for _ in range(experts)] for _ in range(ROWS)]
+
+
+def expected_order(row: list[float], top_k: int) -> list[int]:
+    """Return the rule itself: score down, index up."""
+    return sorted(range(len(row)), key=lambda e: (-row[e], e))[:top_k]
+
+
+def _try_layer(router: Router, layer: int) -> int:
+    rows = synthetic_scores(router.experts, seed=layer)
+    step = make_step([0], mx.zeros((1, len(rows)), dtype=mx.int32))
+    chosen = router.choose(layer, mx.array([rows]), step)
+    require(chosen.ids.shape == (1, len(rows), router.top_k), f"layer {layer} ids have shape {chosen.ids.shape}")
+    require(chosen.weights.shape == chosen.ids.shape, f"layer {layer} weights have shape {chosen.weights.shape}")
+    require(bool(mx.isfinite(chosen.weights).all()), f"layer {layer} has weights that are not finite")
+    tied = 0
+    for row, got in zip(rows, listed(chosen.ids[0]), strict=True):
+        want = expected_order(row, router.top_k)
+        require(len(set(got)) == router.top_k, f"layer {layer} chooses an expert twice: {got}")
+        require(got == want, f"layer {layer} chooses {got} for scores {row}, expected {want}")
+        tied += _ties(row, want)
+    alone = make_step([0], mx.zeros((1, 1), dtype=mx.int32))
+    for index in (0, len(rows) // 2, len(rows) - 1):
+        single = router.choose(layer, mx.array([[rows[index]]]), alone)
+        equal = mx.array_equal(single.ids[0, 0], chosen.ids[0, index])
+        require(bool(equal), f"layer {layer} chooses otherwise when a row is alone")
+    return tied
+
+
+def _ties(row: list[float], chosen: list[int]) -> bool:
+    """Say whether an expert left out has the score of the last one chosen."""
+    return any(row[e] == row[chosen[-1]] for e in range(len(row)) if e not in chosen)
