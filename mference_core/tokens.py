@@ -6,6 +6,7 @@ tokens. A control token is an added token that is flagged special or that the mo
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -87,6 +88,7 @@ class Tokenizer:
     _eats_left: frozenset[str] = field(init=False)
     _eats_right: frozenset[str] = field(init=False)
     _lengths: Mapping[str, tuple[int, ...]] = field(init=False)
+    _first: re.Pattern[str] = field(init=False)
     _bytes: dict[int, bytes] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -99,6 +101,8 @@ class Tokenizer:
         for spelling in self.control:
             lengths.setdefault(spelling[0], set()).add(len(spelling))
         self._lengths = {first: tuple(sorted(sizes, reverse=True)) for first, sizes in lengths.items()}
+        letters = "".join(map(re.escape, lengths))
+        self._first = re.compile(f"[{letters}]" if letters else r"(?!)")
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -171,15 +175,14 @@ class Tokenizer:
 
     def find_control(self, text: str) -> Iterator[tuple[int, str]]:
         """Yield (offset, spelling) of each control token spelt in `text`, left to right, longest first."""
-        at, size = 0, len(text)
-        while at < size:
-            for length in self._lengths.get(text[at], ()):
-                if text[at : at + length] in self.control:
-                    yield at, text[at : at + length]
-                    at += length
-                    break
-            else:
-                at += 1
+        at = 0
+        while found := self._first.search(text, at):
+            at = found.start()
+            sizes = self._lengths[found.group()]
+            length = next((n for n in sizes if text[at : at + n] in self.control), 0)
+            if length:
+                yield at, text[at : at + length]
+            at += length or 1
 
     def encode(self, text: str, *, control: bool = False) -> list[int]:
         """Return the ids of `text`; with `control` the control tokens spelt in it become their ids.

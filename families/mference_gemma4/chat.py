@@ -171,7 +171,7 @@ class CallReader:
                 raise Unreadable("a number is too large") from error
         value = fit(word, word, schema)
         if isinstance(value, str) and "string" not in types_of(schema):
-            raise Unreadable(f"{word!r} is no value")
+            raise Unreadable(f"{word!r} is no value (character {self.at - len(word)})")
         return value
 
 
@@ -187,7 +187,7 @@ class GemmaDecoder:
     def __init__(self, tokenizer: Tokenizer, tools: list[dict[str, Any]] | None, prompt: Sequence[int]) -> None:
         self.tokenizer = tokenizer
         self.tools = {t["function"]["name"]: t["function"].get("parameters") for t in tools or ()}
-        self.calls = 0
+        self._tried = False  # whether a call was written, readable or not
         self._channel, self._no_channel, self._call, self._no_call, self._mark = map(
             tokenizer.id_of, ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", STRING_MARK)
         )
@@ -213,7 +213,7 @@ class GemmaDecoder:
         if token == self._channel:
             self._label = ""
         elif token == self._call:
-            self._body, self._size = [], 0
+            self._body, self._size, self._tried = [], 0, True
         return left
 
     def finish(self, reason: str) -> list[Event]:
@@ -222,7 +222,7 @@ class GemmaDecoder:
         if self._body is not None:
             body, self._body = self._body, None
             events += self._unread("the call is not closed", body, closed=False)
-        elif reason == "tool_calls" and not self.calls:
+        elif reason == "tool_calls" and not self._tried:
             events.append(Malformed("the model waits for a tool result without a call"))
         return events
 
@@ -249,7 +249,6 @@ class GemmaDecoder:
             name, arguments = parse_call(*self._readable(body))
         except Unreadable as reason:
             return self._unread(str(reason), body, closed=True)
-        self.calls += 1
         return [ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=arguments)]
 
     def _readable(self, body: list[int]) -> tuple[str, Mapping[str, Any], str]:

@@ -89,6 +89,12 @@ class ChatFormat:
         """Return the reason of each stop id. Raises `ManifestError` if the vocabulary lacks a stop token."""
         return {tokenizer.id_of(spelling): reason for spelling, reason in self.stops.items()}
 
+    def raw_prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """Return the ids of a prompt without a template. Raises `RequestError` if it is empty."""
+        if not text:
+            raise RequestError(what="the prompt", got="empty", expected="at least one character")
+        return [tokenizer.id_of(mark) for mark in (self.bos,) if mark is not None] + tokenizer.encode(text)
+
     def thinking(self, *, effort: str | None = None, enable_thinking: bool | None = None) -> bool:
         """Settle whether the model thinks. Raises `RequestError` for an effort the family cannot map."""
         if effort is not None and effort not in self.efforts:

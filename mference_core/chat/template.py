@@ -30,7 +30,7 @@ MAX_EXPONENT = 1 << 12
 MARKERS = range(0xE000, 0xF900)
 
 
-class Refusal(Exception):  # noqa: N818
+class Refusal(Exception):
     """A template's own `raise_exception`."""
 
 
@@ -144,10 +144,8 @@ def _render(
     template = compile_template(source)
     marker = _marker([source, *_texts([checked, offered, switches])])
     table = {ord(spelling[0]): spelling[0] + marker for spelling in tokenizer.control}
-    variables = _mark({**tokenizer.variables, **switches}, table) | {
-        "messages": _mark(checked, table),
-        "tools": _mark(offered, table),
-    }
+    given = {**switches, "messages": checked, "tools": offered}
+    variables = {**tokenizer.variables, **_mark(given, table)}  # the vocabulary's own names stay control
     try:
         text = _run(template, variables)
     except Refusal as refusal:
