@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mference_core.placement import Resident as Resident
     from mference_core.placement import Routed as Routed
     from mference_core.router import Router as Router
+    from mference_core.router import no_router as no_router
     from mference_core.session import Session as Session
     from mference_core.state import LayerState as LayerState
     from mference_core.state import RowState as RowState
@@ -53,7 +54,7 @@ _HOMES = {
     "hookspecs": ("hookimpl",),
     "kv": ("Compressed", "KVLayout", "Linear", "Recurrent", "Ring"),
     "placement": ("Dropped", "InstallPlan", "Place", "Resident", "Routed"),
-    "router": ("Router",),
+    "router": ("Router", "no_router"),
     "session": ("Session",),
     "state": ("LayerState", "RowState"),
     "weights": ("Weights",),

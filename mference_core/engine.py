@@ -22,7 +22,7 @@ from mference_core.routed import LayerExperts
 from mference_core.session import Session
 from mference_core.state import DTYPES
 from mference_core.steps import Observer, StepFunction, advance, make_step
-from mference_core.weights import Weights, resident_bytes
+from mference_core.weights import Weights, exact_product, resident_bytes
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 512
@@ -271,7 +271,8 @@ def _experts(
             source = ResidentExperts(disk, reader, before_first_read=checkpoint.touch)
         else:
             source = ExpertPool(disk, reader, slots=plan.slots_per_layer, before_first_read=checkpoint.touch)
-        held.append(LayerExperts(source=source, product_dtype=product))
+        companions = next((part.dtype for part in disk.parts if part.name.endswith("_scales")), "BF16")
+        held.append(LayerExperts(source=source, product_dtype=exact_product(companions, product)))
     return tuple(held)
 
 

@@ -25,3 +25,17 @@ class Router:
     def route(self, layer: int, h: Any, step: Step) -> Routing:
         """Return the routing of hidden rows `h`, shapes (B, L, top_k)."""
         return self.choose(layer, self.scores(layer, h), step)
+
+
+def no_router() -> Router:
+    """Return the rule of a family without routed layers: no experts, and asking it is an error."""
+
+    def scores(layer: int, h: Any) -> mx.array:
+        del h
+        raise ValueError(f"[router] layer {layer} is dense")
+
+    def choose(layer: int, logits: mx.array, step: Step | None) -> Routing:
+        del logits, step
+        raise ValueError(f"[router] layer {layer} is dense")
+
+    return Router(experts=0, top_k=0, scores=scores, choose=choose)

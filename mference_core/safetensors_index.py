@@ -75,6 +75,8 @@ def read_shard(path: Path) -> Shard:
 
 def _check_metadata(values: Any, path: Path) -> None:
     what = f"{path} __metadata__"
+    if values is None:  # what mlx writes when it has none to write
+        return
     for key, value in typed(values, dict, what).items():
         typed(value, str, f"{what} {key}")
 

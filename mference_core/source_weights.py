@@ -143,14 +143,32 @@ def _weight(name: str, tensor: SourceTensor, source: Source, table: QuantTable |
         raise _bad(tensor, f"of shape {list(tensor.shape)}", "rows of packed codes")
     shape = (*tensor.shape[:-1], tensor.shape[-1] * 32 // quant.bits)
     groups = (*shape[:-1], shape[-1] // quant.group_size)
+    kind = _companion_dtype(companions)
     for companion in companions:
-        if companion.dtype != "BF16":
-            raise _bad(companion, companion.dtype, "BF16")
         if companion.shape != groups or shape[-1] % quant.group_size:
             expected = f"{list(groups)} for {list(shape)} at {quant.bits} bits in groups of {quant.group_size}"
             raise _bad(companion, f"of shape {list(companion.shape)}", expected)
     scales, biases = (companion.span for companion in companions)
-    return Weight(name=name, dtype="U32", shape=shape, data=tensor.span, quant=quant, scales=scales, biases=biases)
+    return Weight(
+        name=name,
+        dtype="U32",
+        shape=shape,
+        data=tensor.span,
+        quant=quant,
+        scales=scales,
+        biases=biases,
+        companions=kind,
+    )
+
+
+def _companion_dtype(companions: list[SourceTensor]) -> str:
+    first = companions[0]
+    for companion in companions:
+        if companion.dtype not in _FLOATS:
+            raise _bad(companion, companion.dtype, " or ".join(_FLOATS))
+        if companion.dtype != first.dtype:
+            raise _bad(companion, companion.dtype, f"{first.dtype}, as {first.name}")
+    return first.dtype
 
 
 def _expert_layer(
@@ -206,10 +224,11 @@ def _parts(role: str, weight: Weight, shape: tuple[int, int]) -> list[ExpertPart
         return [ExpertPart(name=role, dtype=weight.dtype, shape=shape, size=size)]
     words, groups = (rows, columns * weight.quant.bits // 32), (rows, columns // weight.quant.group_size)
     codes = ExpertPart(name=role, dtype="U32", shape=words, size=4 * words[0] * words[1], quant=weight.quant)
+    size = DTYPE_BYTES[weight.companions] * groups[0] * groups[1]
     return [
         codes,
         *(
-            ExpertPart(name=role + suffix, dtype="BF16", shape=groups, size=2 * groups[0] * groups[1])
+            ExpertPart(name=role + suffix, dtype=weight.companions, shape=groups, size=size)
             for suffix in ("_scales", "_biases")
         ),
     ]

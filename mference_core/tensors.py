@@ -27,7 +27,7 @@ class Quant:
 
 @frozen(kw_only=True)
 class Weight:
-    """A resident tensor; for a quantised one `data` holds U32 codes and the companions are BF16.
+    """A resident tensor; for a quantised one `data` holds U32 codes and `companions` is the dtype of scales and biases.
 
     `shape` is logical: the last axis counts unpacked inputs.
     """
@@ -39,6 +39,7 @@ class Weight:
     quant: Quant | None = None
     scales: Span | None = None
     biases: Span | None = None
+    companions: str = "BF16"
 
 
 @frozen(kw_only=True)

@@ -32,6 +32,11 @@ def grouped_shape(shape: tuple[int, ...], quant: Quant) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] // quant.group_size)
 
 
+def exact_product(companions: str, product: mx.Dtype) -> mx.Dtype:
+    """Return the dtype products with such companions run in: `product` where it holds them exactly, else float32."""
+    return product if MX_DTYPES[companions] in (product, mx.bfloat16) else mx.float32
+
+
 def read_array(span: Span, dtype: str, shape: tuple[int, ...]) -> mx.array:
     """Read a span into a new evaluated array, without a second copy.
 
@@ -66,6 +71,7 @@ class Weights:
 
     `dtype` is the dtype of hidden rows. `product_dtype` is what products run in: float32 on CPUs, where half-precision
     products are slow and coarse, and wherever hidden rows are float32; companions of codes are widened to it once.
+    Companions it cannot hold exactly (`exact_product`) make their matrix's products run in float32.
     """
 
     def __init__(self, weights: Mapping[str, Weight], dtype: mx.Dtype, product_dtype: mx.Dtype) -> None:
@@ -108,8 +114,9 @@ class Weights:
         assert weight.scales is not None
         assert weight.biases is not None
         groups = grouped_shape(weight.shape, weight.quant)
-        scales = read_array(weight.scales, "BF16", groups).astype(self.product_dtype)
-        biases = read_array(weight.biases, "BF16", groups).astype(self.product_dtype)
+        product = exact_product(weight.companions, self.product_dtype)
+        scales = read_array(weight.scales, weight.companions, groups).astype(product)
+        biases = read_array(weight.biases, weight.companions, groups).astype(product)
         mx.eval(scales, biases)
         return Quantized(
             codes=read_array(weight.data, "U32", packed_shape(weight.shape, weight.quant)),
@@ -133,7 +140,8 @@ def resident_bytes(weights: Mapping[str, Weight], product_bytes: int) -> int:
             size = product_bytes if weight.dtype in FLOATS and len(weight.shape) > 1 else None
             total += weight.data.size if size is None else _count(weight.shape) * size
         else:
-            total += weight.data.size + 2 * _count(grouped_shape(weight.shape, weight.quant)) * product_bytes
+            wide = product_bytes if weight.companions == "BF16" else 4
+            total += weight.data.size + 2 * _count(grouped_shape(weight.shape, weight.quant)) * wide
     return total
 
 

@@ -20,9 +20,24 @@ def geglu_ops(gate: mx.array, up: mx.array) -> mx.array:
     return gelu_tanh_ops(gate) * up
 
 
+def silu_ops(x: mx.array) -> mx.array:
+    """Sigmoid linear unit, x * sigmoid(x).
+
+    Shapes: any -> same.   Dtypes: any float in, same out; computed in float32.   Source: arXiv 1702.03118.
+    """
+    wide = x.astype(mx.float32)
+    return (wide * mx.sigmoid(wide)).astype(x.dtype)
+
+
+def swiglu_ops(gate: mx.array, up: mx.array) -> mx.array:
+    """Return silu(gate) * up; shapes and dtypes as the inputs."""
+    return silu_ops(gate) * up
+
+
 def softcap_ops(x: mx.array, cap: float) -> mx.array:
     """Squash into (-cap, cap): cap * tanh(x / cap), float32."""
     return cap * mx.tanh(x.astype(mx.float32) / cap)
 
 
 gelu_tanh, geglu, softcap = gelu_tanh_ops, geglu_ops, softcap_ops
+silu, swiglu = silu_ops, swiglu_ops

@@ -14,6 +14,7 @@ from mference_core.placement import Resident as ResidentPlace
 from mference_core.tensors import ExpertLayer, Quant, Span, Weight
 
 BASE_GROUP = 64
+INSTALL_COMPANIONS = "BF16"
 
 
 @frozen(kw_only=True)
@@ -37,6 +38,7 @@ class Outputs:
 
 def plan_outputs(checkpoint: Checkpoint, plan: InstallPlan) -> Outputs:
     """Lay out the install of a checkpoint; raises `ManifestError` or `InstallError` for what the format cannot hold."""
+    _check_companions(checkpoint)
     weights = sorted(checkpoint.weights.values(), key=lambda weight: _order(weight, plan))
     index = plan_index([Resident(name=w.name, dtype=w.dtype, shape=w.shape, quant=w.quant) for w in weights])
     parts = {number: plan_parts(plan.experts[number], _quants(layer)) for number, layer in checkpoint.experts.items()}
@@ -50,6 +52,20 @@ def plan_outputs(checkpoint: Checkpoint, plan: InstallPlan) -> Outputs:
         layout_image=encode_layout(layout),
         quant=_quant_rows(checkpoint, plan),
     )
+
+
+def _check_companions(checkpoint: Checkpoint) -> None:
+    kinds = {weight.name: weight.companions for weight in checkpoint.weights.values() if weight.quant}
+    for layer in checkpoint.experts.values():
+        kinds |= {f"layer {layer.layer} {p.name}": p.dtype for p in layer.parts if p.name not in ROLES}
+    for name, kind in kinds.items():
+        if kind != INSTALL_COMPANIONS:
+            raise InstallError(
+                what=f"companions of {name}",
+                got=kind,
+                expected=f"{INSTALL_COMPANIONS}, the only kind an install holds",
+                remedy="run the directory as it is",
+            )
 
 
 def _order(weight: Weight, plan: InstallPlan) -> tuple[tuple[int, int, int], str]:
