@@ -105,8 +105,11 @@ class Tokenizer:
         self._first = re.compile(f"[{letters}]" if letters else r"(?!)")
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read the tokenizer of a model directory. Raises `ManifestError` if it is missing or damaged."""
+    def load(cls, directory: Path, *, control: Iterable[str] = ()) -> Self:
+        """Read the tokenizer of a model directory. Raises `ManifestError` if it is missing or damaged.
+
+        `control` names tokens that are control whatever the files say of them (`ChatFormat.control`).
+        """
         folder = tokenizer_directory(Path(directory))
         path = folder / TOKENIZER_FILE
         if not path.is_file():
@@ -124,6 +127,7 @@ class Tokenizer:
             template=_template(folder, config),
             variables={key: text for key in VARIABLES if (text := _named(names.get(key))) is not None},
             generation=_read_object(folder / "generation_config.json"),
+            control=control,
         )
 
     @classmethod
@@ -134,17 +138,22 @@ class Tokenizer:
         template: str | None = None,
         variables: Mapping[str, str] | None = None,
         generation: Mapping[str, Any] | None = None,
+        control: Iterable[str] = (),
     ) -> Self:
         """Take over a tokenizer of the `tokenizers` library. Raises `ManifestError` if its decoder is not known."""
-        control: dict[str, int] = {}
-        for number, added in raw.get_added_tokens_decoder().items():
-            if added.special or (raw.model.token_to_id(added.content) is None and not added.content.isspace()):
-                control[added.content] = number
+        added = {token.content: token for token in raw.get_added_tokens_decoder().values()}
+        spellings = dict.fromkeys(
+            text
+            for text, token in added.items()
+            if token.special or (raw.model.token_to_id(text) is None and not text.isspace())
+        ) | dict.fromkeys(text for text in control if raw.token_to_id(text) is not None)
+        unflagged = {text: added.get(text) for text in spellings if text not in added or not added[text].special}
         raw.add_special_tokens(
             [
-                tokenizers.AddedToken(a.content, special=True, normalized=False, lstrip=a.lstrip, rstrip=a.rstrip)
-                for n, a in raw.get_added_tokens_decoder().items()
-                if a.content in control and not a.special
+                tokenizers.AddedToken(
+                    text, special=True, normalized=False, lstrip=bool(t and t.lstrip), rstrip=bool(t and t.rstrip)
+                )
+                for text, t in unflagged.items()
             ]
         )
         raw.encode_special_tokens = True  # from here on the library reads spelt control tokens as text
@@ -153,7 +162,7 @@ class Tokenizer:
         decoder = json.loads(raw.decoder.__getstate__()) if raw.decoder is not None else None
         return cls(
             raw=raw,
-            control=control,
+            control={text: number for text in spellings if (number := raw.token_to_id(text)) is not None},
             template=template,
             variables=variables or {},
             generation=generation or {},

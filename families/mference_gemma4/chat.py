@@ -33,6 +33,8 @@ MAX_LABEL_CHARACTERS = 64
 VISIBLE_CHANNELS = ("final", "answer")
 STRING_MARK = '<|"|>'
 STOPS = {"<eos>": "eos", "<turn|>": "end_of_turn", "<|tool_response>": "tool_calls"}
+TURNS = ("<bos>", "<|turn>", "<|channel>", "<channel|>", "<|think|>")
+TOOLS = ("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<tool_response|>", STRING_MARK)
 EFFORTS = {"none": False, "low": True, "medium": True, "high": True}  # thinking is on or off, not graded
 
 NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -326,7 +328,9 @@ def _check_name(name: str) -> None:
 
 def _check_properties(what: str, schema: Any) -> None:
     if isinstance(schema, Mapping):
-        properties = schema.get("properties") or {}
+        properties = schema.get("properties", {})
+        if not isinstance(properties, Mapping):
+            raise RequestError(what=f"properties in {what}", got=repr(properties), expected="an object")
         _check_keys(what, dict.fromkeys(properties))
         for inner in (*properties.values(), schema.get("items")):
             _check_properties(what, inner)
@@ -354,6 +358,7 @@ def normalize(
 def chat_format() -> ChatFormat:
     """Return the dialect."""
     return ChatFormat(
+        control=(*STOPS, *TURNS, *TOOLS),
         stops=STOPS,
         bos="<bos>",
         template=files("mference_gemma4").joinpath("chat_template.jinja").read_text(encoding="utf-8"),

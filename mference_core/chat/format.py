@@ -70,7 +70,7 @@ def as_it_is(messages: list[Message], tools: Tools | None) -> tuple[list[Message
 class ChatFormat:
     """A family's chat dialect.
 
-    `stops` maps control tokens that end an answer to the reason (`eos`, `end_of_turn`, `tool_calls`). `bos` is put
+    `control` spells the control tokens of the dialect: the tokenizer is loaded with them. `stops` maps those that end an answer to the reason (`eos`, `end_of_turn`, `tool_calls`). `bos` is put
     before raw prompts. `template` is the family's own, used only if the checkpoint has none. `normalize` adapts
     checked messages and tools before rendering, raising `RequestError` for what the dialect cannot say. `decoder`
     makes the decoder of an answer from the tokenizer, the checked tools and the ids of the prompt. `reasoning` names
@@ -80,6 +80,7 @@ class ChatFormat:
     stops: Mapping[str, str]
     template: str
     decoder: MakeDecoder
+    control: tuple[str, ...] = ()
     bos: str | None = None
     normalize: Normalizer = as_it_is
     reasoning: tuple[str, str] | None = None

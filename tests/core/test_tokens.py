@@ -190,6 +190,17 @@ def test_added_tokens_that_are_not_flagged_special() -> None:
     assert tokenizer.decode(tokenizer.encode("a   b<think>")) == "a   b<think>"
 
 
+def test_control_tokens_named_by_the_caller() -> None:
+    """A token the files call ordinary, or only the vocabulary holds, is control if the dialect says so."""
+    raw = raw_byte_fallback()
+    raw.add_tokens([AddedToken("he", special=False, normalized=False)])
+    tokenizer = Tokenizer.wrap(raw, control=["he", "hell", "absent"])
+    assert set(tokenizer.control) == {*CONTROL, "he", "hell"}
+    assert tokenizer.control_ids.isdisjoint(tokenizer.encode("he hell hello"))
+    assert tokenizer.decode(tokenizer.encode("he hell hello")) == "he hell hello"
+    assert tokenizer.encode("hell", control=True) == [raw.token_to_id("hell")]
+
+
 def test_merges_that_rebuild_a_control_token_are_cut_apart() -> None:
     """If the vocabulary's own merges make `<eos>` of its letters, text still does not become the token."""
     vocabulary = {t: n for n, t in enumerate(["<eos>", "<", "eos>", "e", "o", "s", ">", "eo", "s>", "a"])}

@@ -1,31 +1,16 @@
-"""The Gemma 4 dialect: golden renders, the ids of the published vector, calls and channels at every split."""
+"""The Gemma 4 dialect: golden renders, the ids of the published vector, text that stays text."""
 
-import json
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from mference_core.chat import (
-    Event,
-    Malformed,
-    Reasoning,
-    Text,
-    ToolCall,
-    common_prefix,
-    kept_prefix,
-    render,
-    render_text,
-)
-from mference_core.chat.values import dump_json, load_json
+from mference_core.chat import common_prefix, kept_prefix, render, render_text
 from mference_core.errors import RequestError
 from mference_core.tokens import Tokenizer
-from mference_gemma4.chat import MAX_CALL_BYTES, Unreadable, chat_format, parse_call, plain_schema
+from mference_gemma4.chat import chat_format, plain_schema
 
 CONTROL = {
     "<pad>": 0,
@@ -211,6 +196,7 @@ def test_thinking_keeps_the_whole_prompt() -> None:
             None,
             "a key of the arguments of get is ''",
         ),
+        ([USER], [function(a={"properties": 5})], "properties in the parameters of get is 5; expected an object"),
         ([USER], [function("a.b")], "a tool name is 'a.b'"),
         ([USER], [function("get", **{"a b": {"type": "string"}})], "a key of the parameters of get is 'a b'"),
         ([USER], [function(a={"items": {"properties": {"é": {}}}})], "a key of the parameters of get is 'é'"),
@@ -247,200 +233,6 @@ def test_schemas_get_one_type_per_property(schema: Any, plain: Any) -> None:
     assert plain_schema(schema) == plain
 
 
-GET: dict[str, Any] = {"get": None}
-
-
-def test_published_rows_of_the_call_grammar() -> None:
-    assert parse_call('call:get{city:<|"|>Rome<|"|>,n:3,f:1.50}', GET) == ("get", '{"city":"Rome","f":1.5,"n":3}')
-    for text, reason in (
-        ("call:get{n:01}", "'01' is no value"),
-        ("call:get{} x", "text follows"),
-        ("call:other{}", "unknown tool"),
-    ):
-        with pytest.raises(Unreadable, match=reason):
-            parse_call(text, GET)
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments"),
-    [
-        ("{}", "{}"),
-        (" \n{ a : [ ] , b : { } } \t", '{"a":[],"b":{}}'),
-        ("{a-b.c$1_:-0.5e-3}", '{"a-b.c$1_":-0.0005}'),
-        ("{n:18446744073709551615,m:-9223372036854775808}", '{"m":-9223372036854775808,"n":18446744073709551615}'),
-        ("{n:3.14159265358979323846}", '{"n":3.14159265358979323846}'),
-        ('{s:"a\\n\\"\\u00e9\\ud83c\\udf89/"}', '{"s":"a\\n\\"é🎉/"}'),
-        ('{s:<|"|>a"b\\n\\\\c\\ud83c\\udf89\\u0041\\d+ <|"|>}', '{"s":"a\\"b\\n\\\\c🎉A\\\\d+ "}'),
-        ('{s:<|"|><|"|>,t:""}', '{"s":"","t":""}'),
-        ("{a:[true,false,null,[1,{b:2}]]}", '{"a":[true,false,null,[1,{"b":2}]]}'),
-    ],
-)
-def test_calls_that_read(text: str, arguments: str) -> None:
-    assert parse_call("call:get" + text, GET) == ("get", arguments)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "call:",
-        "call:get",
-        "call:get{",
-        "call:get{a}",
-        "call:get{a:}",
-        "call:get{a:1",
-        "call:get{a:1,}",
-        "call:get{,}",
-        "call:get{a:[1,]}",
-        "call:get{a:1 b:2}",
-        "call:get{a:1,a:2}",
-        'call:get{"a":1}',
-        "call:get{a:False}",
-        "call:get{a:+1}",
-        "call:get{a:.5}",
-        "call:get{a:1.}",
-        "call:get{a:NaN}",
-        'call:get{a:<|"|>open}',
-        'call:get{a:"open}',
-        'call:get{a:"\\x"}',
-        'call:get{a:"\\ud800"}',
-        'call:get{a:<|"|>\\ud800<|"|>}',
-        'call:get{a:<|"|>\\u12<|"|>}',
-        'call:get{a:<|"|>\\udc00\\ud800<|"|>}',
-        "call:get{a:" + "9" * 5000 + "}",
-        "call:get{a:" + "[" * 65 + "]" * 65 + "}",
-        "call:get{a:" + "[" * 100000,
-        '{"name":"get","arguments":{}}',
-        "call:get({})",
-    ],
-)
-def test_calls_that_do_not_read_say_why(text: str) -> None:
-    with pytest.raises(Unreadable, match=r"\w+ \w+"):
-        parse_call(text, GET)
-
-
-def test_the_schema_decides_ambiguous_values() -> None:
-    types = {
-        "s": {"type": "string"},
-        "t": {"type": "string"},
-        "i": {"type": "integer"},
-        "j": {"type": "integer"},
-        "b": {"type": "boolean"},
-        "u": {"type": ["integer", "string"]},
-        "l": {"type": "array", "items": {"type": "string"}},
-        "o": {"type": "object"},
-    }
-    text = 'call:get{s:02134,t:true,i:5.0,j:<|"|>7<|"|>,b:False,u:<|"|>7<|"|>,l:[1e5,{a:1}, 3],o:<|"|>{"k":1.50}<|"|>}'
-    _, arguments = parse_call(text, {"get": {"type": "object", "properties": types}})
-    assert json.loads(arguments) == {
-        "s": "02134",
-        "t": "true",
-        "i": 5,
-        "j": 7,
-        "b": False,
-        "u": "7",
-        "l": ["1e5", '{"a":1}', "3"],
-        "o": {"k": 1.5},
-    }
-    assert '"i":5,' in arguments
-
-
-def decode(
-    text: str | Sequence[int],
-    *,
-    tools: list[dict[str, Any]] | None = None,
-    prompt: str = GENERATION,
-    reason: str = "end_of_turn",
-) -> list[Event]:
-    """Return the events of an answer, neighbouring texts joined."""
-    ids = byte_level().encode(text, control=True) if isinstance(text, str) else text
-    decoder = CHAT.decoder(byte_level(), tools, byte_level().encode(prompt, control=True))
-    events = [event for token in ids for event in decoder.push(token)] + decoder.finish(reason)
-    joined: list[Event] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if isinstance(event, Text) and isinstance(last, Text):
-            joined[-1] = Text(last.text + event.text)
-        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            joined[-1] = Reasoning(last.text + event.text)
-        else:
-            joined.append(event)
-    return joined
-
-
-def test_channels_show_and_hide() -> None:
-    assert decode("Hi é 🎉") == [Text("Hi é 🎉")]
-    assert decode("<|channel>thought\nWhy?\nSo.<channel|>Hi") == [Reasoning("Why?\nSo."), Text("Hi")]
-    assert decode("<|channel>thought\n<channel|>Hi") == [Text("Hi")]
-    assert decode("<|channel>thought<channel|>Hi") == [Text("Hi")]
-    assert decode("<|channel>final\nHi<channel|>!<|channel>answer\n.") == [Text("Hi!.")]
-    assert decode("<|channel>" + "x" * 80 + "<channel|>Hi") == [Reasoning("x" * 80), Text("Hi")]
-    assert decode("why<channel|>Hi", prompt="<|turn>model\n<|channel>thought\nhm ") == [Reasoning("why"), Text("Hi")]
-    assert decode("ought\nwhy<channel|>Hi", prompt="<|turn>model\n<|channel>th") == [Reasoning("why"), Text("Hi")]
-    assert decode("Hi", prompt="<|channel>thought\nhm<turn|>\n<|turn>model\n") == [Text("Hi")]
-
-
-def test_unfinished_characters_are_flushed_where_they_stand() -> None:
-    half = byte_level().encode("🎉")[:2]
-    close = byte_level().control["<channel|>"]
-    opened = byte_level().encode("<|channel>thought\n", control=True)
-    assert decode([*opened, *half, close, *half]) == [Reasoning("\ufffd"), Text("\ufffd")]
-
-
-def test_a_call_between_texts() -> None:
-    events = decode("Hm.<|tool_call>call:get{n:1}<tool_call|> ok", tools=[function()])
-    assert [type(event) for event in events] == [Text, ToolCall, Text]
-    found = events[1]
-    assert isinstance(found, ToolCall)
-    assert (found.name, found.arguments) == ("get", '{"n":1}')
-    assert len(found.id) == len("call_") + 24
-    assert int(found.id.removeprefix("call_"), 16) >= 0
-
-
-@pytest.mark.parametrize(
-    ("text", "reason", "note"),
-    [
-        ("<|tool_call>call:get{n:01}<tool_call|>", "end_of_turn", "'01' is no value (character 11)"),
-        ("<|tool_call>call:put{}<tool_call|>", "tool_calls", "unknown tool 'put'"),
-        ("<|tool_call>call:get{n:1", "max_tokens", "the call is not closed"),
-        ("<|tool_call>", "max_tokens", "the call is not closed"),
-        ('<|tool_call>call:get{s:<|"|>é<tool_call|>', "end_of_turn", "a string is not closed"),
-        ("<|tool_call>call:get<|turn>{}<tool_call|>", "end_of_turn", "an object begins with '{' (character 8)"),
-    ],
-)
-def test_a_call_that_cannot_be_read_is_text_with_a_reason(text: str, reason: str, note: str) -> None:
-    events = decode("Hm." + text, tools=[function()], reason=reason)
-    assert events == [Text("Hm."), Malformed(note), Text(text)]
-
-
-def test_text_after_a_bad_call_goes_on() -> None:
-    events = decode("<|tool_call>x<tool_call|>ok<|tool_call>call:get{}<tool_call|>", tools=[function()])
-    assert events[:2] == [Malformed("a call begins with 'call:' (character 0)"), Text("<|tool_call>x<tool_call|>ok")]
-    assert isinstance(events[2], ToolCall)
-
-
-def test_without_tools_no_call_is_made() -> None:
-    assert decode("<|tool_call>call:get{}<tool_call|>") == [
-        Malformed("unknown tool 'get'"),
-        Text("<|tool_call>call:get{}<tool_call|>"),
-    ]
-
-
-def test_an_endless_call_becomes_text_at_the_limit() -> None:
-    body = "x" * (MAX_CALL_BYTES + 5)
-    assert decode(f"<|tool_call>{body}<tool_call|>!", tools=[function()]) == [
-        Malformed(f"the call is longer than {MAX_CALL_BYTES} bytes"),
-        Text(f"<|tool_call>{body}!"),
-    ]
-
-
-def test_waiting_for_a_result_without_a_call_is_noted() -> None:
-    assert decode("Hi", reason="tool_calls") == [
-        Text("Hi"),
-        Malformed("the model waits for a tool result without a call"),
-    ]
-
-
 def test_stops_and_efforts() -> None:
     assert CHAT.stop_ids(byte_level()) == {1: "eos", 106: "end_of_turn", 50: "tool_calls"}
     assert CHAT.raw_prompt(published(), "Hi") == [2, 10979]
@@ -450,45 +242,3 @@ def test_stops_and_efforts() -> None:
     assert [CHAT.thinking(effort=e) for e in ("none", "low", "medium", "high")] == [False, True, True, True]
     with pytest.raises(RequestError, match="reasoning_effort is 'xhigh'; expected none, low, medium, high"):
         CHAT.thinking(effort="xhigh")
-
-
-STRINGS = st.one_of(
-    st.text(), st.sampled_from(['<|"|>', "\\", "\\n", '"', "\\u0041", "<tool_call|>", "\ue000", "\x00"])
-)
-KEYS = st.text("abzAZ09_-.$", min_size=1, max_size=6)
-VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), STRINGS),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    arguments=st.lists(st.dictionaries(KEYS, VALUES, max_size=4), min_size=1, max_size=2),
-    lead=st.sampled_from(["", "Hm. é"]),
-)
-def test_a_rendered_call_decodes_to_itself(arguments: list[dict[str, Any]], lead: str) -> None:
-    """Call, render, decode: the same name and arguments, whatever the strings hold, the ids fed one by one."""
-    calls = [call(dump_json(given_arguments), identity=f"c{n}") for n, given_arguments in enumerate(arguments)]
-    messages = [USER, {"role": "assistant", "content": lead, "tool_calls": calls}]
-    ids = render(byte_level(), CHAT, messages, add_generation_prompt=False)
-    opening = render(byte_level(), CHAT, [USER], enable_thinking=False, add_generation_prompt=False)
-    header = byte_level().encode("<|turn>model\n", control=True)
-    assert ids[: len(opening) + len(header)] == opening + header
-    events = decode(ids[len(opening) + len(header) : -2], tools=[function()], reason="tool_calls")
-    assert [event for event in events if isinstance(event, Text)] == ([Text(lead)] if lead else [])
-    assert [load_json(e.arguments) for e in events if isinstance(e, ToolCall)] == [
-        load_json(dump_json(given_arguments)) for given_arguments in arguments
-    ]
-    assert not any(isinstance(event, Malformed) for event in events)
-
-
-@settings(max_examples=150, deadline=None)
-@given(ids=st.lists(st.one_of(st.sampled_from(sorted(CONTROL.values())), st.integers(300, 555)), max_size=40))
-def test_no_answer_breaks_the_decoder(ids: list[int]) -> None:
-    """Any ids at all give events and never an exception, and no text holds a private-use stand-in."""
-    for event in decode(ids, tools=[function()], reason="max_tokens"):
-        if isinstance(event, Text | Reasoning):
-            assert event.text
-            assert "\ue000" not in event.text
