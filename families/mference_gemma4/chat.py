@@ -21,14 +21,27 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from mference_core.chat import ChatFormat, Event, Malformed, Message, Reasoning, Text, ToolCall
-from mference_core.chat.schema import NUMBER, branches_of, fit, inner_schema, types_of
-from mference_core.chat.values import dump_json, exact_number
+from mference_core.chat import (
+    MAX_DEPTH,
+    NUMBER,
+    ChatFormat,
+    Event,
+    Malformed,
+    Message,
+    Reasoning,
+    Text,
+    ToolCall,
+    branches_of,
+    dump_json,
+    exact_number,
+    fit,
+    inner_schema,
+    types_of,
+)
 from mference_core.errors import RequestError
 from mference_core.tokens import Tokenizer
 
 MAX_CALL_BYTES = 256 << 10
-MAX_DEPTH = 64
 MAX_LABEL_CHARACTERS = 64
 VISIBLE_CHANNELS = ("final", "answer")
 STRING_MARK = '<|"|>'

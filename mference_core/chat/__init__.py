@@ -12,9 +12,13 @@ from mference_core.chat.format import (
     starts_hidden,
 )
 from mference_core.chat.messages import Message, check_messages, check_tools, read_messages
+from mference_core.chat.schema import NUMBER, branches_of, fit, inner_schema, types_of
 from mference_core.chat.template import common_prefix, kept_prefix, render, render_text
+from mference_core.chat.values import MAX_DEPTH, dump_json, exact_number, load_json
 
 __all__ = [
+    "MAX_DEPTH",
+    "NUMBER",
     "ChatFormat",
     "Event",
     "Malformed",
@@ -24,12 +28,19 @@ __all__ = [
     "Text",
     "TextDecoder",
     "ToolCall",
+    "branches_of",
     "check_messages",
     "check_tools",
     "common_prefix",
+    "dump_json",
+    "exact_number",
+    "fit",
+    "inner_schema",
     "kept_prefix",
+    "load_json",
     "read_messages",
     "render",
     "render_text",
     "starts_hidden",
+    "types_of",
 ]
