@@ -17,13 +17,16 @@ from mference_core.testing.toys import toy_arch, toy_contract, toy_plan, write_t
 MIB = 1 << 20
 
 MEASURE = """
-import resource, sys
+import re, resource, sys
 from pathlib import Path
 from mference_core.install import install_local
 from mference_core.testing.toys import toy_contract, toy_plan
 
-unit = 1 if sys.platform == "darwin" else 1024
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def peak():
+    if sys.platform == "linux":  # ru_maxrss would count the parent's memory too, from before exec
+        return 1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
 before = peak()
 report = install_local(Path(sys.argv[1]), Path(sys.argv[2]), toy_contract(), toy_plan)
 print(report.size_bytes, peak() - before)
