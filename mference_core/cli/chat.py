@@ -19,6 +19,7 @@ from mference_core.cli.options import (
 from mference_core.errors import MferenceError, RequestError
 
 if TYPE_CHECKING:
+    from mference_core.chat import ChatFormat
     from mference_core.conversation import Conversation
     from mference_core.engine import Engine
 
@@ -45,10 +46,11 @@ def command(**values: Any) -> None:
     with Engine.load(found.family, found.path, load, say) as engine:
         if engine.checkpoint.tokenizer_dir is None:
             raise RequestError(what=f"{found.path}", got="without a tokenizer", remedy="use 'mference run --tokens'")
+        dialect: ChatFormat = engine.family.ask("mference_chat_format")
         talk = Conversation(
             session=engine.session(),
-            tokenizer=Tokenizer.load(engine.checkpoint.tokenizer_dir),
-            chat=engine.family.ask("mference_chat_format"),
+            tokenizer=Tokenizer.load(engine.checkpoint.tokenizer_dir, control=dialect.control),
+            chat=dialect,
             options=options,
             system="\n".join(values["system"]) or None,
         )

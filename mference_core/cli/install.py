@@ -36,7 +36,8 @@ def command(source: Path, output: Path, family: str | None, *, overwrite: bool, 
     loaded = plugins.dispatch(family or plugins.name_for(seen.spelling, seen.model_type, on_disk=seen.kind), notice)
     check_reads(loaded, seen)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=_stderr(), transient=True) as bars:
+    console = _stderr()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("installing", total=None)
 
         def progress(done: InstallProgress) -> None:

@@ -107,11 +107,11 @@ def _generation(engine: "Engine", source: Any, options: "GenerateOptions", *, th
         if not is_ids:
             raise RequestError(what=f"{engine.checkpoint.path}", got="without a tokenizer", remedy="use --tokens FILE")
         return Generation(session=engine.session(), prompt=source, options=options)
-    tokenizer, chat = Tokenizer.load(folder), _chat_format(engine)
+    chat = _chat_format(engine)
+    tokenizer = Tokenizer.load(folder, control=chat.control)
     decoder: StreamDecoder = TextDecoder(tokenizer, None)
     if isinstance(source, str):
-        start = [] if chat.bos is None else [tokenizer.id_of(chat.bos)]
-        prompt = start + tokenizer.encode(source)
+        prompt = chat.raw_prompt(tokenizer, source)
     elif is_ids:
         prompt = source
     else:

@@ -69,7 +69,8 @@ def command(
         if text is not None:
             if engine.checkpoint.tokenizer_dir is None:
                 raise RequestError(what=f"{found.path}", got="without a tokenizer", remedy="use --tokens FILE")
-            ids = Tokenizer.load(engine.checkpoint.tokenizer_dir).encode(text)
+            control = found.family.ask("mference_chat_format").control
+            ids = Tokenizer.load(engine.checkpoint.tokenizer_dir, control=control).encode(text)
         _write(output, score(engine, ids, top=top, details=details))
     notice(f"wrote {output}: {len(ids)} tokens")
 

@@ -1,0 +1,89 @@
+"""The other commands: families, show, doctor, install, accept, and what the command line costs to start."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_help_needs_no_array_library() -> None:
+    """`--help` and `families` must start fast: nothing imports mlx before a command needs it."""
+    code = "import sys; from mference_core.cli import run_cli; run_cli(['{}']); assert 'mlx' not in sys.modules"
+    for word in ("--help", "families"):
+        done = subprocess.run([sys.executable, "-c", code.format(word)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_families_lists_the_first_one(cli: Any) -> None:
+    code, out, _ = cli("families", "--json")
+    assert code == 0
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert rows["gemma4"]["distribution"].startswith("mference ")
+    assert rows["gemma4"]["state"] == "accepted"
+
+
+def test_doctor_says_what_runs(cli: Any) -> None:
+    code, out, _ = cli("doctor", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["backend"]["usable"] is True
+    assert facts["memory_available_bytes"] > 0
+    code, out, _ = cli("doctor")
+    assert (code, "backend" in out, "gemma4" in out) == (0, True, True)
+
+
+def test_install_then_show_then_run(cli: Any, gemma4_reference: Path, tmp_path: Path) -> None:
+    """An install made from a quantised directory runs to the same tokens, and is not overwritten unasked."""
+    out = tmp_path / "tiny.gturbo"
+    code, said, err = cli("install", "--source", gemma4_reference / "mlx", "--output", out)
+    assert code == 0, err
+    assert f"installed {out}" in said
+    code, said, _ = cli("show", "--model", out, "--json")
+    facts = json.loads(said)
+    assert (facts["kind"], facts["family"], facts["pinned"]) == ("gturbo", "gemma4", False)
+    assert facts["experts_per_layer"] == 8
+    ids = tmp_path / "ids.json"
+    ids.write_text("[2, 9, 8, 7]")
+    answers = [
+        json.loads(cli("run", "--model", model, "--tokens", ids, "--temperature", 0, "--json", "--max-new", 8)[1])
+        for model in (gemma4_reference / "mlx", out)
+    ]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    code, _, err = cli("install", "--source", gemma4_reference / "mlx", "--output", out)
+    assert (code, err.count("\n")) == (1, 1)
+    code, _, err = cli("install", "--source", gemma4_reference, "--output", tmp_path / "float.gturbo")
+    assert (code, "in float; expected quantised weights" in err) == (1, True)
+    assert not (tmp_path / "float.gturbo").exists()
+
+
+def test_show_prints_a_table_of_memory(cli: Any, gemma4_reference: Path) -> None:
+    code, out, _ = cli("show", "--model", gemma4_reference / "mlx")
+    assert code == 0
+    assert "resident:" in out
+    assert "4096 tokens" in out
+
+
+def test_accepting_an_unknown_family(cli: Any) -> None:
+    code, _, err = cli("accept", "nobody")
+    assert (code, "no family 'nobody'" in err) == (2, True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_read_only_folder_is_one_line(cli: Any, gemma4_reference: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    code, _, err = cli("install", "--source", gemma4_reference / "mlx", "--output", tmp_path / "x.gturbo")
+    assert (code, err.count("\n")) == (1, 1)
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    """`mference families | head -0` must not show a traceback."""
+    code = "from mference_core.cli import main; main(['families'])"
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert "Traceback" not in done.stderr
