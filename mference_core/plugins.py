@@ -41,8 +41,8 @@ class LoadedFamily:
     hooks: Any
 
     def ask(self, hook: str, **arguments: Any) -> Any:
-        """Call a required hook; raises `ContractError` naming the distribution when it answers nothing."""
-        answer = getattr(self.hooks, hook)(**arguments)
+        """Call a hook; raises `ContractError` naming the distribution when it crashes, or must answer and does not."""
+        answer = _call(self.entry, self.hooks, hook, **arguments)
         if answer is None and hook in hookspecs.REQUIRED:
             raise _broken(self.entry, f"hook {hook}", "no answer", "a value")
         return answer
@@ -60,6 +60,16 @@ def _broken(entry: Entry, what: str, got: str, expected: str) -> ContractError:
     return ContractError(
         what=f"family {entry.name} of distribution {entry.distribution}: {what}", got=got, expected=expected
     )
+
+
+def _call(entry: Entry, hooks: Any, hook: str, **arguments: Any) -> Any:
+    try:
+        return getattr(hooks, hook)(**arguments)
+    except MferenceError:
+        raise
+    except Exception as error:
+        got = f"failing: {type(error).__name__}: {error}"
+        raise _broken(entry, f"hook {hook}", got, "an answer, or an error of mference_core.errors") from error
 
 
 def installed() -> dict[str, Entry]:
@@ -116,7 +126,7 @@ def register(entry: Entry, plugin: object) -> LoadedFamily:
     for name in hookspecs.REQUIRED:
         if not getattr(manager.hook, name).get_hookimpls():
             raise _broken(entry, f"hook {name}", "missing", "an implementation")
-    family, contract = manager.hook.mference_family(), manager.hook.mference_manifest_contract()
+    family, contract = (_call(entry, manager.hook, hook) for hook in ("mference_family", "mference_manifest_contract"))
     if not isinstance(family, Family) or family.name != entry.name:
         raise _broken(entry, "mference_family", repr(getattr(family, "name", family)), f"the name '{entry.name}'")
     if not isinstance(contract, ManifestContract):
