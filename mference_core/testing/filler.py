@@ -16,8 +16,9 @@ from mference_core.tensors import Quant
 # Odd, so that no two rows of a tensor are equal: a block repeats at another byte of each row.
 BLOCK_BYTES = (8 << 20) - 1
 SMALL_UNITS = (256 << 10) - 1
-MANTISSAS = 8
-"""Scales take this many values between one power of two and the next."""
+MANTISSAS = range(8, 16)
+"""Scales are one of these times one power of two."""
+MANTISSA_RMS = sqrt(sum(m * m for m in MANTISSAS) / len(MANTISSAS))
 FLOATS = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -59,11 +60,11 @@ class Filler:
         """
         levels = 1 << quant.bits
         deviation = sqrt((levels**2 - 1) / 12)  # of uniform codes
-        exponent = round(log2(1 / sqrt(columns) / deviation / (1.5 * MANTISSAS)))
+        exponent = round(log2(1 / sqrt(columns) / deviation / MANTISSA_RMS))
         factor = 1.0 if kind == "scales" else -(levels - 1) / 2
 
         def value(choice: int) -> float:
-            return (MANTISSAS + choice % MANTISSAS) * 2.0**exponent * factor
+            return MANTISSAS[choice % len(MANTISSAS)] * 2.0**exponent * factor
 
         block = self._block((kind, quant.bits, columns), "BF16", value)
         return block.pieces(f"{self._seed} {name}", size)
