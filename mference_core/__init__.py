@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from mference_core.placement import Place as Place
     from mference_core.placement import Resident as Resident
     from mference_core.placement import Routed as Routed
+    from mference_core.placement import Transform as Transform
     from mference_core.router import Router as Router
     from mference_core.router import no_router as no_router
     from mference_core.session import Session as Session
     from mference_core.state import LayerState as LayerState
+    from mference_core.state import RecurrentState as RecurrentState
     from mference_core.state import RowState as RowState
     from mference_core.weights import Weights as Weights
 
@@ -53,10 +55,10 @@ _HOMES = {
     "graph": ("Attended", "Layer", "LayerGraph", "Routing", "Step"),
     "hookspecs": ("hookimpl",),
     "kv": ("Compressed", "KVLayout", "Linear", "Recurrent", "Ring"),
-    "placement": ("Dropped", "InstallPlan", "Place", "Resident", "Routed"),
+    "placement": ("Dropped", "InstallPlan", "Place", "Resident", "Routed", "Transform"),
     "router": ("Router", "no_router"),
     "session": ("Session",),
-    "state": ("LayerState", "RowState"),
+    "state": ("LayerState", "RecurrentState", "RowState"),
     "weights": ("Weights",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -194,7 +194,7 @@ class Engine:
         return self._run(sessions, ids, [list(part) for part in tokens], want_logits=want_logits, observe=observe)
 
     def forward_array(self, session: Session, token: mx.array) -> mx.array:
-        """Take one token that may not be computed yet; return logits (V,). The caller appends it to `tokens`."""
+        """Take one token that may not be computed yet; return logits (V,). The caller then calls `settle` with it."""
         logits = self._run([session], token.reshape(1, 1).astype(mx.int32), [[]])
         assert logits is not None
         return logits[0]
@@ -212,21 +212,21 @@ class Engine:
         step = make_step([s.states[0].length for s in sessions], ids, lengths)
         states = list(zip(*(session.states for session in sessions), strict=True))
         run = self.decode_step if ids.shape[1] == 1 else self.prefill_step
+        for session in sessions:
+            session.begin()
         try:
             x = run(self.graph, self.experts, states, step, observe)
-            if want_logits:
-                logits = self.graph.head(last_rows(x, lengths))[:, 0]
-                if ids.shape[1] > 1:
-                    mx.eval(logits)
-            else:
-                logits = None
-                mx.eval([array for session in sessions for state in session.states for array in state.arrays])
+            logits = self.graph.head(last_rows(x, lengths))[:, 0] if want_logits else None
+            if ids.shape[1] > 1 or logits is None:  # states too: one not asked for would keep the whole chunk alive
+                arrays = [array for session in sessions for state in session.states for array in state.arrays]
+                mx.eval([*arrays, *([] if logits is None else [logits])])
         except BaseException:
             for session in sessions:
                 session.recover()
             raise
         for session, part in zip(sessions, known, strict=True):
-            session.tokens.extend(part)
+            if part:
+                session.settle(part)
         return logits
 
     def locate_nonfinite(self, tokens: Sequence[int]) -> NumericError:

@@ -177,7 +177,7 @@ class Generation:
                 session.recover()
                 raise session.engine.locate_nonfinite(session.tokens)
             if made < limit:
-                session.tokens.append(token)
+                session.settle([token])
             sampler.accept(token)
             yield token
 

@@ -56,14 +56,22 @@ class Ring:
 
 @frozen(kw_only=True)
 class Recurrent:
-    """Arrays of fixed shape that every token rewrites; they cannot be rewound, only restored."""
+    """Arrays of fixed shape that every token rewrites; they cannot be rewound, only restored.
+
+    All are of `dtype` but those that `dtypes` names.
+    """
 
     arrays: Mapping[str, tuple[int, ...]]
     dtype: str = "float32"
+    dtypes: Mapping[str, str] = field(factory=dict)
+
+    def dtype_of(self, name: str) -> str:
+        """Return the dtype of an array."""
+        return self.dtypes.get(name, self.dtype)
 
     def bytes_at(self, tokens: int, context: int) -> int:  # noqa: ARG002
         """Bytes allocated, whatever is held."""
-        return _row_bytes(self.arrays, self.dtype)
+        return sum(_row_bytes({name: shape}, self.dtype_of(name)) for name, shape in self.arrays.items())
 
 
 @frozen(kw_only=True)

@@ -8,14 +8,31 @@ ROLES = ("gate", "up", "down")
 
 
 @frozen(kw_only=True)
+class Transform:
+    """How a source's plain tensor becomes the resident one; quantised tensors are never changed.
+
+    `stored` is its shape in the source, where the resident's has other axes: same values in the same order. `add` is
+    added to every value when it is read, in float32, for sources that hold a weight less a constant.
+    """
+
+    stored: tuple[int, ...] | None = None
+    add: float = 0.0
+
+
+IDENTITY = Transform()
+
+
+@frozen(kw_only=True)
 class Resident:
     """A tensor that stays in memory, under the name it has in an install.
 
-    `order` is (group, layer, rank): the sort key of gturbo-format section 4, before the name.
+    `order` is (group, layer, rank): the sort key of gturbo-format section 4, before the name. `transform` says how
+    the source states it, where that is not how an install does.
     """
 
     name: str
     order: tuple[int, int, int]
+    transform: Transform = IDENTITY
 
 
 @frozen(kw_only=True)

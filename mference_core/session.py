@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 class Session:
     """Tokens already taken, and every layer's state of them.
 
-    A call that fails or is interrupted leaves the session where it was; if a state cannot rewind, the session says
-    so on every later call until `reset`.
+    A call that fails or is interrupted leaves the session where it was; should a state be unable to go back, the
+    session says so on every later call until `reset`.
     """
 
     engine: "Engine"
     tokens: list[int] = field(factory=list, init=False)
     states: tuple[LayerState, ...] = field(init=False)
+    _marks: tuple[Snapshot, ...] | None = field(default=None, init=False)
     _broken: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -66,8 +67,7 @@ class Session:
         """
         if not tokens:
             raise RequestError(what="prompt", got="empty", expected="at least one token")
-        if any(state.length != self.length for state in self.states):
-            self.recover()
+        self.recover()
         self.check_room(len(tokens))
         self.engine.check_ids(tokens)
         chunk, logits = self.engine.chunk, None
@@ -89,8 +89,7 @@ class Session:
 
         A layer that cannot rewind so far makes the session start again.
         """
-        if any(state.length != self.length for state in self.states):
-            self.recover()
+        self.recover()
         pairs = zip(self.tokens, prompt, strict=False)
         common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(self.length, len(prompt)))
         common = min(common, len(prompt) - 1)
@@ -105,6 +104,7 @@ class Session:
 
     def rewind(self, length: int) -> None:
         """Keep the first `length` tokens; raises `CannotRewind`, unchanged, if some layer cannot."""
+        self.recover()
         stuck = [index for index, state in enumerate(self.states) if not state.can_truncate(length)]
         if stuck or not 0 <= length <= self.length:
             raise CannotRewind(
@@ -122,10 +122,11 @@ class Session:
         for state in self.states:
             state.truncate(0)
         self.tokens.clear()
-        self._broken = False
+        self._marks, self._broken = None, False
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Copy every layer's state."""
+        self.recover()
         return tuple(state.snapshot() for state in self.states)
 
     def restore(self, snapshots: Sequence[Snapshot], tokens: Sequence[int]) -> None:
@@ -133,7 +134,7 @@ class Session:
         for state, snapshot in zip(self.states, snapshots, strict=True):
             state.restore(snapshot)
         self.tokens[:] = tokens
-        self._broken = False
+        self._marks, self._broken = None, False
 
     def fork(self) -> "Session":
         """Return a new session that holds the same tokens and shares nothing."""
@@ -141,9 +142,25 @@ class Session:
         twin.restore(self.snapshots(), self.tokens)
         return twin
 
+    def begin(self) -> None:
+        """Remember every state before a call; `settle` or `recover` must follow."""
+        self._marks = tuple(state.mark() for state in self.states)
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Count the tokens of the call that is done."""
+        self.tokens.extend(tokens)
+        self._marks = None
+
     def recover(self) -> None:
-        """After a failed call, return every state to the tokens held, or mark the session broken."""
-        self._broken = not all(state.can_truncate(self.length) for state in self.states)
-        if not self._broken:
+        """Return every state to the tokens held, if a call did not settle, or mark the session broken."""
+        if all(state.length == self.length for state in self.states):
+            self._marks = None
+            return
+        marks, self._marks = self._marks, None
+        try:
+            for state, mark in zip(self.states, marks or (), strict=marks is not None):
+                state.undo(mark)
             for state in self.states:
                 state.truncate(self.length)
+        except CannotRewind:
+            self._broken = True

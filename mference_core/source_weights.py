@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from mference_core.errors import ManifestError
 from mference_core.jsondata import member, typed
-from mference_core.placement import ROLES, Dropped, InstallPlan, Resident, Routed
+from mference_core.placement import IDENTITY, ROLES, Dropped, InstallPlan, Resident, Routed, Transform
 from mference_core.safetensors_index import Source, SourceTensor
 from mference_core.tensors import DTYPE_BYTES, ExpertLayer, ExpertPart, Extent, Quant, Span, Weight
 
@@ -104,7 +104,8 @@ def place_tensors(source: Source, table: QuantTable | None, plan: InstallPlan) -
             case Resident():
                 if place.name in residents:
                     raise _bad(tensor, "a second tensor for " + place.name, "one tensor per place")
-                residents[place.name] = _weight(place.name, tensor, source, table)
+                weight = _weight(place.name, tensor, source, table)
+                residents[place.name] = _transformed(weight, place.transform, tensor, plan)
             case Routed():
                 weight = _weight(name, tensor, source, table)
                 layer = routed.setdefault(place.layer, {})
@@ -159,6 +160,20 @@ def _weight(name: str, tensor: SourceTensor, source: Source, table: QuantTable |
         biases=biases,
         companions=kind,
     )
+
+
+def _transformed(weight: Weight, transform: Transform, tensor: SourceTensor, plan: InstallPlan) -> Weight:
+    """Return a resident as the rest of the program sees it, whatever way this source states it."""
+    if transform == IDENTITY:
+        return weight
+    if weight.dtype not in _FLOATS:
+        raise _bad(tensor, weight.dtype, " or ".join(_FLOATS))
+    shape = weight.shape
+    if transform.stored is not None:
+        if shape != transform.stored:
+            raise _bad(tensor, f"of shape {list(shape)}", f"{list(transform.stored)}")
+        shape = plan.residents.get(weight.name, shape)
+    return evolve(weight, shape=tuple(shape), add=transform.add)
 
 
 def _companion_dtype(companions: list[SourceTensor]) -> str:

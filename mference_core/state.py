@@ -1,6 +1,7 @@
 """States: what layouts describe, as arrays, with the three verbs everything else is built on.
 
-`snapshot` keeps a copy, `restore` brings it back, `truncate(n)` forgets all but the first n tokens or refuses.
+`snapshot` keeps a copy, `restore` brings it back, `truncate(n)` forgets all but the first n tokens or refuses. `mark`
+and `undo` are for one call: they take a state back to where the call found it, at no cost unless it fails.
 """
 
 from collections.abc import Mapping
@@ -49,6 +50,12 @@ class LayerState(Protocol):
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become what `snapshot` was taken of."""
+
+    def mark(self) -> Snapshot:
+        """Remember this moment without copying, for `undo` of the one call that follows."""
+
+    def undo(self, mark: Snapshot) -> None:
+        """Go back to `mark`, whatever part of the call was done; raises `CannotRewind` if the call was too long."""
 
     def can_truncate(self, length: int) -> bool:
         """Say whether `truncate(length)` would succeed."""
@@ -153,6 +160,14 @@ class RowState:
         for name, saved in snapshot.arrays.items():
             self._rows[name][:, : saved.shape[1]] = saved
 
+    def mark(self) -> Snapshot:
+        """Remember the length: rows before it are not written again."""
+        return Snapshot(length=self.length, written=self.written, arrays={})
+
+    def undo(self, mark: Snapshot) -> None:
+        """Forget the rows after `mark`."""
+        self.truncate(mark.length)
+
     def _oldest_end(self) -> int:
         """Return the shortest non-zero length whose window is still whole."""
         if isinstance(self.layout, Linear) or self.written <= self.capacity_rows:
@@ -184,7 +199,10 @@ class RecurrentState:
         self.values = self._blank()
 
     def _blank(self) -> dict[str, mx.array]:
-        return {name: mx.zeros(shape, DTYPES[self.layout.dtype]) for name, shape in self.layout.arrays.items()}
+        return {name: mx.zeros(shape, self._dtype(name)) for name, shape in self.layout.arrays.items()}
+
+    def _dtype(self, name: str) -> mx.Dtype:
+        return DTYPES[self.layout.dtype_of(name)]
 
     @property
     def nbytes(self) -> int:
@@ -197,11 +215,11 @@ class RecurrentState:
         return tuple(self.values.values())
 
     def advance(self, tokens: int, **values: mx.array) -> None:
-        """Take the arrays after `tokens` more tokens; shapes as declared, cast to the layout's dtype."""
+        """Take the arrays after `tokens` more tokens; shapes as declared, cast to the layout's dtypes."""
         for name, value in values.items():
             if value.shape != self.layout.arrays[name]:
                 raise ValueError(f"[recurrent] {name} must be {self.layout.arrays[name]} but got {value.shape}")
-            self.values[name] = value.astype(DTYPES[self.layout.dtype])
+        self.values = self.values | {name: value.astype(self._dtype(name)) for name, value in values.items()}
         self.length += tokens
 
     def snapshot(self) -> Snapshot:
@@ -213,6 +231,14 @@ class RecurrentState:
     def restore(self, snapshot: Snapshot) -> None:
         """Become what `snapshot` was taken of."""
         self.values, self.length = dict(snapshot.arrays), snapshot.length
+
+    def mark(self) -> Snapshot:
+        """Keep the arrays themselves: `advance` replaces them and never writes to them."""
+        return Snapshot(length=self.length, written=self.length, arrays=dict(self.values))
+
+    def undo(self, mark: Snapshot) -> None:
+        """Take the arrays of `mark` again."""
+        self.restore(mark)
 
     def can_truncate(self, length: int) -> bool:
         """Say whether `length` is all tokens or none."""
@@ -269,6 +295,15 @@ class CompressedState:
 
         self.entries.restore(part("entries.", snapshot.written))
         self.tail.restore(part("tail.", snapshot.length))
+
+    def mark(self) -> Snapshot:
+        """Keep the tail's arrays and the number of entries."""
+        return Snapshot(length=self.tail.length, written=self.entries.length, arrays=dict(self.tail.values))
+
+    def undo(self, mark: Snapshot) -> None:
+        """Forget later entries and take the tail of `mark` again."""
+        self.entries.truncate(mark.written)
+        self.tail.restore(mark)
 
     def can_truncate(self, length: int) -> bool:
         """Say whether `length` is all tokens or none."""

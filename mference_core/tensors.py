@@ -29,7 +29,8 @@ class Quant:
 class Weight:
     """A resident tensor; for a quantised one `data` holds U32 codes and `companions` is the dtype of scales and biases.
 
-    `shape` is logical: the last axis counts unpacked inputs.
+    `shape` is logical: the last axis counts unpacked inputs. `add` is added to every value of a plain one when it is
+    read: the file holds the weight less that constant.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Weight:
     scales: Span | None = None
     biases: Span | None = None
     companions: str = "BF16"
+    add: float = 0.0
 
 
 @frozen(kw_only=True)

@@ -85,7 +85,7 @@ class Weights:
         return self._weights[name]
 
     def array(self, name: str) -> mx.array:
-        """Return a plain tensor as stored.
+        """Return a plain tensor, in the dtype it is stored in unless something is added to it: then in float32.
 
         Raises `ManifestError` if it is missing or quantised.
         """
@@ -93,7 +93,7 @@ class Weights:
             weight = self._weight(name)
             if weight.quant is not None:
                 raise ManifestError(what=f"tensor {name}", got="quantised", expected="plain values")
-            self._made[name] = read_array(weight.data, weight.dtype, weight.shape)
+            self._made[name] = _plain(weight)
         made = self._made[name]
         assert isinstance(made, mx.array)
         return made
@@ -108,7 +108,7 @@ class Weights:
 
     def _matrix(self, weight: Weight) -> Matrix:
         if weight.quant is None:
-            dense = read_array(weight.data, weight.dtype, weight.shape).astype(self.product_dtype)
+            dense = _plain(weight).astype(self.product_dtype)
             mx.eval(dense)
             return Dense(weight=dense)
         assert weight.scales is not None
@@ -132,12 +132,21 @@ class Weights:
         return sum(made.nbytes for made in self._made.values())
 
 
+def _plain(weight: Weight) -> mx.array:
+    stored = read_array(weight.data, weight.dtype, weight.shape)
+    if not weight.add:
+        return stored
+    added = stored.astype(mx.float32) + weight.add
+    mx.eval(added)
+    return added
+
+
 def resident_bytes(weights: Mapping[str, Weight], product_bytes: int) -> int:
     """Return the bytes `weights` take in memory when products run in floats of `product_bytes` bytes."""
     total = 0
     for weight in weights.values():
         if weight.quant is None:
-            size = product_bytes if weight.dtype in FLOATS and len(weight.shape) > 1 else None
+            size = product_bytes if weight.dtype in FLOATS and len(weight.shape) > 1 else 4 if weight.add else None
             total += weight.data.size if size is None else _count(weight.shape) * size
         else:
             wide = product_bytes if weight.companions == "BF16" else 4

@@ -39,6 +39,7 @@ class Outputs:
 def plan_outputs(checkpoint: Checkpoint, plan: InstallPlan) -> Outputs:
     """Lay out the install of a checkpoint; raises `ManifestError` or `InstallError` for what the format cannot hold."""
     _check_companions(checkpoint)
+    _check_values(checkpoint)
     weights = sorted(checkpoint.weights.values(), key=lambda weight: _order(weight, plan))
     index = plan_index([Resident(name=w.name, dtype=w.dtype, shape=w.shape, quant=w.quant) for w in weights])
     parts = {number: plan_parts(plan.experts[number], _quants(layer)) for number, layer in checkpoint.experts.items()}
@@ -64,6 +65,18 @@ def _check_companions(checkpoint: Checkpoint) -> None:
                 what=f"companions of {name}",
                 got=kind,
                 expected=f"{INSTALL_COMPANIONS}, the only kind an install holds",
+                remedy="run the directory as it is",
+            )
+
+
+def _check_values(checkpoint: Checkpoint) -> None:
+    """Refuse a source whose values would have to be changed: an install moves bytes."""
+    for weight in checkpoint.weights.values():
+        if weight.add:
+            raise InstallError(
+                what=f"tensor {weight.name}",
+                got=f"stored less {weight.add:g}",
+                expected="whole, as in a quantised conversion",
                 remedy="run the directory as it is",
             )
 
