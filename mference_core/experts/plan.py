@@ -77,6 +77,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         slots = "all experts resident" if self.resident else f"{self.slots_per_layer} expert slots per layer"
+        slots = slots if self.slots_per_layer else "no experts"
         limit = f" of {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
         return (
             f"{slots}: {format_bytes(self.total_bytes)}{limit} "

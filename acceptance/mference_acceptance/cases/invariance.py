@@ -41,7 +41,7 @@ def slot_counts(context: Context) -> Figures:
         tried: tuple[int | str, ...] = (*counts, "resident")
         for slots in tried:
             with context.engine(kind, slots=slots) as engine:
-                for again in ("cold", "warm") if slots == counts[0] else ("cold",):
+                for again in ("cold", "warm") if slots == tried[0] else ("cold",):
                     text = complete(engine.session(), context.longest.ids, DECODED)
                     where = f"logits of the {kind} directory with {slots} slots, {again}"
                     same(text.logits, wanted.logits, where)
