@@ -36,9 +36,8 @@ def slot_counts(context: Context) -> Figures:
     runs, read = 0, 0
     with context.engine("mlx") as engine:
         wanted = complete(engine.session(), context.longest.ids, DECODED)
-        counts = counts_to_try(engine)
+        tried: tuple[int | str, ...] = (*counts_to_try(engine), "resident")
     for kind in ("mlx", "gturbo"):
-        tried: tuple[int | str, ...] = (*counts, "resident")
         for slots in tried:
             with context.engine(kind, slots=slots) as engine:
                 for again in ("cold", "warm") if slots == tried[0] else ("cold",):
@@ -48,7 +47,7 @@ def slot_counts(context: Context) -> Figures:
                     require(text.tokens == wanted.tokens, f"{where}: other tokens")
                     runs += 1
                 read += _bytes_read(engine, slots)
-    return {"runs": runs, "slots": ", ".join(map(str, counts)) + ", resident", "bytes_read": read}
+    return {"runs": runs, "slots": ", ".join(map(str, tried)), "bytes_read": read}
 
 
 def _bytes_read(engine: Engine, slots: int | str) -> int:

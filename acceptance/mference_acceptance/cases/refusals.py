@@ -153,7 +153,9 @@ def _rename_tensor(path: Path) -> None:
     _edit(path, lambda m: m["files"][WEIGHTS_NAME].update(sha256=sha256(data).hexdigest()))
 
 
-_DAMAGES: tuple[tuple[str, type[MferenceError], Callable[[Path], object]], ...] = (
+Damage = tuple[str, type[MferenceError], Callable[[Path], object]]
+
+_DAMAGES: tuple[Damage, ...] = (
     ("an unknown flag", UnknownFlag, lambda p: _edit(p, lambda m: m["flags"].update(notKnownYet=True))),
     ("another major version", UnsupportedVersion, lambda p: _edit(p, lambda m: m.update(versionMajor=2))),
     ("an arch key of another type", ArchMismatch, lambda p: _edit(p, lambda m: m["arch"].update(hiddenSize="64"))),
@@ -166,9 +168,12 @@ _DAMAGES: tuple[tuple[str, type[MferenceError], Callable[[Path], object]], ...] 
     ("a tensor under another name", ManifestError, _rename_tensor),
 )
 
-_EXPERT_DAMAGES: tuple[tuple[str, type[MferenceError], Callable[[Path], object]], ...] = (
+_EXPERTDamage = tuple[str, type[MferenceError], Callable[[Path], object]]
+
+_DAMAGES: tuple[Damage, ...] = ()
+"""What can happen only to an install with experts."""
+_LAYER_DAMAGES: tuple[Damage, ...] = (
     ("an expert byte changed", DigestMismatch, lambda p: _flip(_layer_file(p), 5)),
     ("a layer cut short", MferenceError, lambda p: _cut(_layer_file(p))),
     ("a layer lost", ManifestError, lambda p: _layer_file(p).unlink()),
 )
-"""What can happen only to an install with experts."""
