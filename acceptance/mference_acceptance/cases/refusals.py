@@ -168,12 +168,9 @@ _DAMAGES: tuple[Damage, ...] = (
     ("a tensor under another name", ManifestError, _rename_tensor),
 )
 
-_EXPERTDamage = tuple[str, type[MferenceError], Callable[[Path], object]]
-
-_DAMAGES: tuple[Damage, ...] = ()
-"""What can happen only to an install with experts."""
-_LAYER_DAMAGES: tuple[Damage, ...] = (
+_EXPERT_DAMAGES: tuple[Damage, ...] = (
     ("an expert byte changed", DigestMismatch, lambda p: _flip(_layer_file(p), 5)),
     ("a layer cut short", MferenceError, lambda p: _cut(_layer_file(p))),
     ("a layer lost", ManifestError, lambda p: _layer_file(p).unlink()),
 )
+"""What can happen only to an install with experts."""
