@@ -1,0 +1,191 @@
+"""Fast paths on the CPU: each takes and returns what its `x_ops` does, and evaluates its inputs.
+
+Products follow docs/numerics.md: the same bits for any variant, thread count, batch and slot. They are float32 inside.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mference_kernels import activations, native
+from mference_kernels.experts import Activation, ExpertWeights
+from mference_kernels.quant import Quantized
+
+BITS, GROUPS = (2, 4, 8), (32, 64, 128)
+ACTIVATIONS = {activations.geglu_ops: 0, activations.swiglu_ops: 1}
+
+
+def can_multiply(w: object) -> bool:
+    """Say whether the native products take `w`: codes of 2, 4 or 8 bits in groups of 32, 64 or 128."""
+    return (
+        isinstance(w, Quantized)
+        and w.bits in BITS
+        and w.group_size in GROUPS
+        and w.scales.dtype in native.COMPANIONS
+        and w.biases.dtype == w.scales.dtype
+    )
+
+
+def matrix_args(w: Quantized, what: str) -> native.MatrixArgs:
+    """Return a matrix, or a stack with one leading axis, as the library takes it; its arrays must outlive the call."""
+    if not can_multiply(w):
+        raise ValueError(f"[{what}] bits and groups must be {BITS} and {GROUPS} but got {w.bits} and {w.group_size}")
+    *stack, out, words = w.codes.shape
+    width = words * 32 // w.bits
+    if w.scales.shape != (*stack, out, width // w.group_size) or w.biases.shape != w.scales.shape or len(stack) > 1:
+        raise ValueError(f"[{what}] companions must fit codes {w.codes.shape} but got {w.scales.shape}")
+    mx.eval(w.codes, w.scales, w.biases)
+    return native.MatrixArgs(
+        native.address(w.codes),
+        native.address(w.scales),
+        native.address(w.biases),
+        out,
+        width,
+        w.bits,
+        w.group_size,
+        native.COMPANIONS[w.scales.dtype],
+        stack[0] if stack else 1,
+    )
+
+
+def linears_cpu(x: mx.array, ws: Sequence[Quantized]) -> list[mx.array]:
+    """Return x wT of each w, in one call for projections that share their input.
+
+    Shapes: x (..., in), each w [out, in] -> (..., out).   Dtypes: any float in, same out; float32 inside.
+    """
+    args = (native.MatrixArgs * len(ws))(*(matrix_args(w, "linear") for w in ws))
+    *lead, width = x.shape
+    if any(arg.in_ != width or w.codes.ndim != 2 for arg, w in zip(args, ws, strict=True)):
+        raise ValueError(f"[linear] x must end in {args[0].in_} but got {x.shape}")
+    wide = native.evaluated(x, mx.float32)
+    ys = [native.empty((*lead, arg.out)) for arg in args]
+    if wide.size and all(y.size for y in ys):
+        outputs = (ctypes.c_void_p * len(ws))(*(native.address(y) for y in ys))
+        code = native.library().mf_linear(args, len(ws), native.address(wide), wide.size // width, outputs)
+        native.check(code, "linear")
+    return [y if y.dtype == x.dtype else y.astype(x.dtype) for y in ys]
+
+
+def linear_cpu(x: mx.array, w: Quantized) -> mx.array:
+    """Return x wT; shapes and dtypes as `linear_ops`."""
+    return linears_cpu(x, [w])[0]
+
+
+def rows_cpu(ids: mx.array, w: Quantized) -> mx.array:
+    """Return rows of `w` in float32: code * scale, rounded, plus bias, rounded.
+
+    Shapes: ids (...) integer -> (..., in).   Raises: ValueError for an id outside the table.
+    """
+    args = matrix_args(w, "rows")
+    which = native.evaluated(ids, mx.int32)
+    y = native.empty((*ids.shape, args.in_))
+    if y.size:
+        library = native.library()
+        code = library.mf_table_rows(ctypes.byref(args), native.address(which), which.size, native.address(y))
+        native.check(code, "rows")
+    return y
+
+
+def gated_experts_cpu(
+    x: mx.array,
+    slots: mx.array,
+    experts: ExpertWeights,
+    activation: Activation,
+    weights: mx.array | None = None,
+) -> mx.array:
+    """Return down(activation(gate(x), up(x))) of each row's slots; with `weights` their sum in rank order.
+
+    Shapes: x (R, H), slots (R, K) int32, weights (R, K) -> (R, K, H), summed (R, H).   Dtypes: float32 out and inside.
+    Each (row, slot) pair is computed alone: neither other pairs nor the slot number change its bits.
+    Raises: ValueError for a slot outside the slabs or an activation the library lacks.
+    """
+    roles = (experts.gate, experts.up, experts.down)
+    args = [matrix_args(w, "experts") for w in roles if isinstance(w, Quantized)]
+    if len(args) != len(roles):
+        raise ValueError("[experts] matrices must be quantised")
+    return _experts((native.MatrixArgs * 3)(*args), None, x, slots, activation, weights)
+
+
+def mapped_experts_cpu(
+    x: mx.array,
+    ids: mx.array,
+    shapes: Sequence[native.MatrixArgs],
+    table: "ctypes.Array[ctypes.c_void_p]",
+    activation: Activation,
+    weights: mx.array | None = None,
+) -> mx.array:
+    """Return what `gated_experts_cpu` does, of experts that lie anywhere in memory, as a mapped file.
+
+    `table` holds nine addresses per expert: codes, scales and biases of gate, up, down; `shapes` are the three
+    matrices, their own addresses unused, `slots` the experts in the table.
+    """
+    if len(table) != 9 * shapes[0].slots:
+        raise ValueError(f"[experts] table must hold {9 * shapes[0].slots} addresses but got {len(table)}")
+    return _experts((native.MatrixArgs * 3)(*shapes), table, x, ids, activation, weights)
+
+
+def _experts(
+    args: "ctypes.Array[native.MatrixArgs]",
+    table: "ctypes.Array[ctypes.c_void_p] | None",
+    x: mx.array,
+    slots: mx.array,
+    activation: Activation,
+    weights: mx.array | None,
+) -> mx.array:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"[experts] activation must be geglu or swiglu but got {activation!r}")
+    R, K = slots.shape
+    if x.shape != (R, args[0].in_):
+        raise ValueError(f"[experts] x must be {(R, args[0].in_)} but got {x.shape}")
+    if weights is not None and weights.shape != slots.shape:
+        raise ValueError(f"[experts] weights must be {slots.shape} but got {weights.shape}")
+    wide, which = native.evaluated(x, mx.float32), native.evaluated(slots, mx.int32)
+    scale = None if weights is None else native.evaluated(weights, mx.float32)
+    y = native.empty((R, K, args[2].out) if scale is None else (R, args[2].out))
+    if y.size:
+        code = native.library().mf_experts(
+            args,
+            table,
+            native.address(wide),
+            native.address(which),
+            R,
+            K,
+            ACTIVATIONS[activation],
+            None if scale is None else native.address(scale),
+            native.address(y),
+        )
+        native.check(code, "experts")
+    return y
+
+
+def attention_cpu(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    query_start: int,
+    key_start: int,
+    window: int | None = None,
+) -> mx.array:
+    """Attend `q` to keys at or before its position; arguments, shapes and dtypes as `attention_ops`.
+
+    Neither the number of queries in a call nor where the keys start changes a bit.
+    """
+    H, L, D = q.shape
+    G, S, E = v.shape
+    if k.shape != (G, S, D) or H % G:
+        raise ValueError(f"[attention] k must be {(G, S, D)} with heads dividing {H} but got {k.shape}")
+    if key_start > query_start or query_start + L - key_start > S or (window is not None and window < 1):
+        raise ValueError(f"[attention] keys must cover positions to {query_start + L - 1} but got {S} rows")
+    held = [native.evaluated(array, mx.float32) for array in (q, k, v)]
+    out = native.empty((H, L, E))
+    if out.size:
+        args = native.AttentionArgs(
+            *(native.address(array) for array in (*held, out)),
+            *(H, G, L, S, D, E, query_start, key_start, window or 0, S * D, S * E),
+            scale,
+        )
+        native.check(native.library().mf_attend(ctypes.byref(args)), "attention")
+    return out if out.dtype == q.dtype else out.astype(q.dtype)

@@ -1,0 +1,142 @@
+"""The native CPU library: loading it, and calling it with the addresses of mlx arrays. Calls release the interpreter lock."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from mference_kernels import compile as build
+
+OK, BAD_SLOT, NO_MEMORY, BAD_SHAPE = 0, -1, -2, -3
+COMPANIONS = {mx.bfloat16: 0, mx.float32: 1, mx.float16: 2}
+MOST_MATRICES = 8
+
+
+class Unavailable(Exception):
+    """There is no native library to use; the text says why."""
+
+
+class MatrixArgs(ctypes.Structure):
+    """`mf_matrix` of native/mference.h."""
+
+    _fields_ = (
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("out", ctypes.c_int64),
+        ("in_", ctypes.c_int64),
+        ("bits", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("companions", ctypes.c_int32),
+        ("slots", ctypes.c_int32),
+    )
+
+
+class AttentionArgs(ctypes.Structure):
+    """`mf_attention` of native/mference.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out")),
+        *((name, ctypes.c_int64) for name in ("heads", "groups", "length", "span", "dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("query_start", "key_start", "window", "k_stride", "v_stride")),
+        ("scale", ctypes.c_float),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return the loaded library.
+
+    Raises `Unavailable` if it was not built, cannot be loaded, or is older than its sources.
+    """
+    remedy = "build it with 'python -m mference_kernels.compile'"
+    if not build.LIBRARY.exists():
+        raise Unavailable(f"the native library was not built; {remedy}")
+    try:
+        made = ctypes.CDLL(str(build.LIBRARY))
+    except OSError as error:
+        raise Unavailable(f"the native library cannot be loaded ({error}); {remedy}") from error
+    pointer, int64, int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+    made.mf_sources.restype = made.mf_variant_name.restype = ctypes.c_char_p
+    if made.mf_sources().decode() != build.digest():
+        raise Unavailable(f"the native library is older than its sources; {remedy}")
+    made.mf_choose.argtypes = (ctypes.c_char_p,)
+    made.mf_linear.argtypes = (pointer, int64, pointer, int64, pointer)
+    made.mf_experts.argtypes = (pointer, pointer, pointer, pointer, int64, int64, int32, pointer, pointer)
+    made.mf_table_rows.argtypes = (pointer, pointer, int64, pointer)
+    made.mf_attend.argtypes = (pointer,)
+    made.mf_set_threads(available_cores())
+    return made
+
+
+def available_cores() -> int:
+    """Return the number of cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def variants() -> tuple[str, ...]:
+    """Return the variants this machine can run, best first; empty without a library."""
+    try:
+        made = library()
+    except Unavailable:
+        return ()
+    names, index = [], 0
+    while (name := made.mf_variant_name(index)) is not None:
+        names.append(name.decode())
+        index += 1
+    return tuple(name for name in names if name)
+
+
+def choose(variant: str) -> None:
+    """Use `variant` from the next call on.
+
+    Raises `Unavailable` if this machine cannot run it.
+    """
+    if library().mf_choose(variant.encode()):
+        raise Unavailable(f"this machine has no '{variant}'; it has {', '.join(variants())}")
+
+
+def set_threads(count: int) -> int:
+    """Use `count` threads, the calling one included; return how many are used. No result depends on it."""
+    return int(library().mf_set_threads(count))
+
+
+def evaluated(array: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
+    """Return `array` computed and row-contiguous, as `dtype` if given."""
+    if dtype is not None and array.dtype != dtype:
+        array = array.astype(dtype)
+    array = mx.contiguous(array)
+    mx.eval(array)
+    return array
+
+
+def empty(shape: Sequence[int], dtype: mx.Dtype = mx.float32) -> mx.array:
+    """Return new memory of mlx, to be filled in place before anyone sees it."""
+    made = mx.empty(tuple(shape), dtype)
+    mx.eval(made)
+    return made
+
+
+def address(array: mx.array) -> int:
+    """Return where an evaluated row-contiguous array of at least one value lies."""
+    buffer: Any = array
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def check(code: int, what: str) -> None:
+    """Raise what a library call reported."""
+    if code == NO_MEMORY:
+        raise MemoryError(f"[{what}] no memory for scratch")
+    if code:
+        raise ValueError(f"[{what}] {'an index is out of range' if code == BAD_SLOT else 'shapes do not fit'}")
+
+
+def contents(array: mx.array) -> bytes:
+    """Return a copy of the bytes of an array."""
+    buffer: Any = evaluated(array)
+    return bytes(memoryview(buffer).cast("B"))

@@ -1,0 +1,142 @@
+/* What the parts of the library share. The numeric contract is docs/numerics.md; every variant gives its exact bits. */
+#ifndef MFERENCE_H
+#define MFERENCE_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define MF_LANES 16      /* float32 accumulators of one output; group g goes to accumulator g mod 16 */
+#define MF_MAX_GROUP 128 /* most inputs that share a scale */
+#define MF_PAD 64        /* bytes a vector load may reach past the last value it needs */
+
+#if defined(__GNUC__)
+#define MF_INLINE static inline __attribute__((always_inline))
+#define MF_EXPORT __attribute__((visibility("default")))
+#else
+#error "GCC or Clang is required"
+#endif
+
+enum { MF_OK = 0, MF_BAD_SLOT = -1, MF_NO_MEMORY = -2, MF_BAD_SHAPE = -3 };
+enum { MF_BFLOAT16 = 0, MF_FLOAT32 = 1, MF_FLOAT16 = 2 };
+enum { MF_GELU_TANH = 0, MF_SILU = 1 };
+
+/* A matrix [out, in] of packed codes, rows one after another; w = code * scale + bias per `group` inputs.
+   No alignment is assumed: rows may lie in a mapped file. */
+typedef struct {
+    const uint8_t *codes, *scales, *biases;
+    int64_t out, in;
+    int32_t bits, group, companions; /* companions: type of scales and biases */
+    int32_t slots;                   /* matrices stacked at `codes`, `scales`, `biases` */
+} mf_matrix;
+
+/* Where the parts of one prepared row lie, in bytes from its start. Code byte b of a row holds the codes of inputs
+   per_byte * b + s, s = 0 .. per_byte - 1; plane s holds those inputs' integers, in the order of b. */
+typedef struct {
+    int64_t in, groups, row_bytes; /* inputs, groups and code bytes of a row */
+    int64_t plane;                 /* values from one plane to the next */
+    int64_t high, low;             /* planes of int8 and uint8: integer = 256 * high + low */
+    int64_t step, sum, carry;      /* per group: float32 unit, float32 sum of values, int32 128 * sum of low */
+    int64_t bytes;                 /* of the whole prepared row, a multiple of 64 */
+    int32_t bits, group, per_byte;
+} mf_layout; /* the integers themselves, int16, come first: per group its part of each plane, plane after plane */
+
+/* Rows of a product: prepared inputs and where each row's outputs go. */
+typedef struct {
+    const uint8_t *const *inputs;
+    float *const *outputs;
+    int64_t count;
+} mf_rows;
+
+/* One attention call: float32, rows of q (H, L, D), k (G, S, D), v (G, S, E), out (H, L, E). */
+typedef struct {
+    const float *q, *k, *v;
+    float *out;
+    int64_t heads, groups, length, span, dim, value_dim;
+    int64_t query_start, key_start, window; /* token positions; window 0 sees everything before */
+    int64_t k_stride, v_stride;             /* floats from one head's keys or values to the next */
+    float scale;
+} mf_attention;
+
+typedef struct {
+    const char *name;
+    int (*supported)(void);
+    void (*prepare)(const float *x, const mf_layout *layout, uint8_t *row);
+    /* Outputs first .. last - 1 of each row, written to outputs[row][0 ..]. */
+    void (*product)(const mf_matrix *w, const mf_layout *layout, const mf_rows *rows, int64_t first, int64_t last);
+    void (*activate)(int32_t kind, const float *gate, const float *up, float *out, int64_t count);
+    /* Pairs first .. last - 1 of one group, pair = query * heads_per_group + head; `scratch` holds
+       mf_scratch_floats(call) floats. */
+    void (*attend)(const mf_attention *call, int64_t group, int64_t first, int64_t last, float *scratch);
+} mf_variant;
+
+extern const mf_variant mf_portable;
+#if defined(__x86_64__)
+extern const mf_variant mf_avx2, mf_avx512, mf_amx;
+#elif defined(__aarch64__)
+extern const mf_variant mf_neon;
+#endif
+
+extern const mf_variant *mf_active; /* the variant in use */
+
+/* Pool: calls task(context, item, worker) for item = 0 .. items - 1 on all threads and returns when every call has;
+   `worker` is below mf_pool_threads() and no two running calls share it. Only between enter and leave. */
+typedef void (*mf_task)(void *context, int64_t item, int worker);
+void mf_pool_enter(void);
+void mf_pool_leave(void);
+void mf_pool_run(mf_task task, void *context, int64_t items);
+int mf_pool_threads(void);
+
+MF_INLINE int64_t mf_round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+MF_INLINE int64_t mf_least(int64_t a, int64_t b) { return a < b ? a : b; }
+MF_INLINE int64_t mf_most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+MF_INLINE uint32_t mf_bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
+MF_INLINE float mf_float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* The value of an IEEE half-precision number, exactly. */
+MF_INLINE float mf_half(uint32_t half) {
+    const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
+    if (rest < 0x400u) return mf_float_of(sign | mf_bits_of((float)rest * 0x1p-24f));
+    return mf_float_of(sign | ((rest << 13) + (rest < 0x7c00u ? 112u << 23 : 224u << 23)));
+}
+
+/* The companion of group g of a row that starts at `row`. */
+MF_INLINE float mf_companion(const uint8_t *row, int32_t type, int64_t g) {
+    if (type == MF_FLOAT32) {
+        float value;
+        memcpy(&value, row + 4 * g, 4);
+        return value;
+    }
+    uint16_t half;
+    memcpy(&half, row + 2 * g, 2);
+    return type == MF_FLOAT16 ? mf_half(half) : mf_float_of((uint32_t)half << 16);
+}
+
+MF_INLINE int64_t mf_companion_bytes(int32_t type) { return type == MF_FLOAT32 ? 4 : 2; }
+
+/* Attention works on this many (query, head) pairs of a group at once. */
+#define MF_PAIRS 4
+
+MF_INLINE int64_t mf_scratch_floats(const mf_attention *a) {
+    return MF_PAIRS * (mf_round_up(a->dim, MF_LANES) + mf_round_up(a->span, MF_LANES) + 2 * MF_LANES);
+}
+
+/* Sum of the 16 accumulators of an output, in the contract's order: halves, quarters, eighths, pair. */
+MF_INLINE float mf_tree(const float *lane) {
+    float a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++) a[i] = lane[i] + lane[i + 8];
+    for (int i = 0; i < 4; i++) b[i] = a[i] + a[i + 4];
+    for (int i = 0; i < 2; i++) c[i] = b[i] + b[i + 2];
+    return c[0] + c[1];
+}
+
+#endif
