@@ -1,4 +1,4 @@
-"""Root-mean-square norms."""
+"""Root-mean-square and length norms."""
 
 import mlx.core as mx
 
@@ -20,4 +20,13 @@ def rms_norm_ops(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     return scaled.astype(x.dtype)
 
 
-rms_norm = rms_norm_ops
+def unit_norm_ops(x: mx.array, eps: float) -> mx.array:
+    """Scale each row to unit length; `eps` is added to the sum of squares, not to their mean.
+
+    Shapes: x (..., D) -> same.   Dtypes: any float in, same out; computed in float32.
+    """
+    wide = x.astype(mx.float32)
+    return (wide * mx.rsqrt((wide * wide).sum(axis=-1, keepdims=True) + eps)).astype(x.dtype)
+
+
+rms_norm, unit_norm = rms_norm_ops, unit_norm_ops

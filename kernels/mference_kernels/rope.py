@@ -1,4 +1,4 @@
-"""Rotary position embedding over the whole head, half-split pairs."""
+"""Rotary position embedding, half-split pairs."""
 
 import mlx.core as mx
 
@@ -40,4 +40,16 @@ def rope_ops(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.arra
     return mx.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-rope = rope_ops
+def partial_rope_ops(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.array:
+    """Rotate the first features of each head, twice as many as `frequencies`; the rest pass through.
+
+    Pairs are (i, i + R/2) inside the first R features; shapes, dtypes and units as `rope_ops`.
+    Raises: ValueError if the head has fewer features.
+    """
+    turning = 2 * frequencies.shape[0]
+    if turning > x.shape[-1]:
+        raise ValueError(f"[partial_rope] at most {x.shape[-1]} features can turn but got {turning}")
+    return mx.concatenate([rope_ops(x[..., :turning], positions, frequencies), x[..., turning:]], axis=-1)
+
+
+rope, partial_rope = rope_ops, partial_rope_ops
