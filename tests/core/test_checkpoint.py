@@ -16,6 +16,7 @@ from mference_core.placement import Dropped, InstallPlan
 from mference_core.tensors import ExpertLayer, Quant, Span
 from mference_core.testing.toys import (
     float_tensors,
+    mlx_tensors,
     toy_arch,
     toy_config,
     toy_contract,
@@ -136,6 +137,8 @@ def test_digest_follows_the_content(tmp_path: Path) -> None:
     assert first.digest == same.digest
     other = write_toy(tmp_path / "c", toy_arch(vocab_size=128))
     assert opened(other).digest != first.digest
+    write_safetensors(tmp_path / "b/model.safetensors", dict(reversed(mlx_tensors(ARCH).items())))
+    assert opened(tmp_path / "b").digest != first.digest
     install_local(first.path, tmp_path / "toy.gturbo", toy_contract(), toy_plan)
     manifest = peek(tmp_path / "toy.gturbo").manifest
     assert manifest is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
+from time import sleep
 from typing import Any
 
 import pytest
@@ -211,7 +212,12 @@ def test_layer_is_hashed_at_first_touch_and_only_then(install: Path) -> None:
 def test_touch_from_many_threads_hashes_once(install: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     model = opened(install)
-    monkeypatch.setattr("mference_core.gturbo.model.check_file", lambda *args: calls.append(args[1]))
+
+    def slow_check(*args: Any) -> None:
+        calls.append(args[1])
+        sleep(0.02)
+
+    monkeypatch.setattr("mference_core.gturbo.model.check_file", slow_check)
     threads = [Thread(target=model.touch_layer, args=(1,)) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -1,6 +1,7 @@
 """The local installer: the bytes it writes, and the quantisation rows it states."""
 
 import json
+import os
 import struct
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from mference_core.checkpoint import open_checkpoint, peek
 from mference_core.errors import ManifestError
-from mference_core.install import InstallProgress, InstallReport, install_local
+from mference_core.install import InstallProgress, InstallReport, install_local, transaction
 from mference_core.manifest import read_manifest
 from mference_core.safetensors_index import INDEX_NAME
 from mference_core.testing.toys import (
@@ -257,3 +258,26 @@ def test_dense_model_has_no_layer_files(tmp_path: Path, output: Path) -> None:
     assert {manifest.quant[slot].scheme for slot in ("router", "routedExpert")} == {"none"}
     assert [item.name for item in (output / "packed_experts").iterdir()] == ["layout.json"]
     verified(output)
+
+
+def test_every_file_is_durable_before_the_name_is_final(
+    source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files and folders of the staging directory are synced before the rename, its parent after."""
+    synced, real_sync, real_promote = list[int](), os.fsync, transaction.promote
+
+    def fsync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+        real_sync(handle)
+
+    def promote(target: transaction.Target, *, overwrite: bool) -> None:
+        staged = [target.partial, *target.partial.rglob("*")]
+        assert {item.stat().st_ino for item in staged} <= set(synced)
+        assert (target.partial / "verified-install.json").exists()
+        synced.clear()
+        real_promote(target, overwrite=overwrite)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr("mference_core.install.local.promote", promote)
+    run(source, output)
+    assert synced == [output.parent.stat().st_ino]
