@@ -89,15 +89,26 @@ class Conversation:
         return render(self.tokenizer, self.chat, messages)
 
     def _bridged(self, messages: list[Message]) -> list[int] | None:
-        """Return the tokens so far, the end of their turn and the new turn, or None where the template forbids it."""
+        """Return the tokens so far, the end of their turn and the new turn, or None where the template forbids it.
+
+        A template may write the last answer otherwise once it is past, without its thoughts; it may change nothing
+        before it.
+        """
         if not self._tokens:
             return None
         before = render(self.tokenizer, self.chat, messages[:-1], add_generation_prompt=False)
         after = self._render(messages)
-        ends = [at for at, token in enumerate(before) if token in self._stops]
-        if not ends or after[: len(before)] != before:
+        ends, later = self._ends(before), self._ends(after)
+        if not ends or len(later) < len(ends):
             return None
-        return [*self._tokens, *before[ends[-1] :], *after[len(before) :]]
+        asked, said = (ends[-2] + 1 if len(ends) > 1 else 0), later[len(ends) - 1]
+        close = before[ends[-1] :]
+        if after[:asked] != before[:asked] or after[said : said + len(close)] != close:
+            return None
+        return [*self._tokens, *after[said:]]
+
+    def _ends(self, ids: list[int]) -> list[int]:
+        return [at for at, token in enumerate(ids) if token in self._stops]
 
     def save(self, path: Path) -> None:
         """Write the messages as JSON, whole or not at all. Raises `RequestError`."""

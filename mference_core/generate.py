@@ -17,6 +17,9 @@ STOP_STRING, MAX_TOKENS, CANCELLED = "stop_string", "max_tokens", "cancelled"
 FINISH = {"eos": "stop", "end_of_turn": "stop", STOP_STRING: "stop", MAX_TOKENS: "length", "tool_calls": "tool_calls"}
 """Why generation ended -> the usual `finish_reason`."""
 
+ENDED = ("eos", "end_of_turn")
+"""Reasons that mean a tool result is waited for, if calls were made: not every dialect has a stop token for it."""
+
 
 @frozen(kw_only=True)
 class GenerateOptions:
@@ -119,6 +122,8 @@ class Generation:
     @property
     def finish_reason(self) -> str:
         """Return stop, length, tool_calls or cancelled."""
+        if self.calls and self.reason in ENDED:
+            return "tool_calls"
         return FINISH.get(self.reason, self.reason)
 
     def _tokens(self) -> Iterator[int]:

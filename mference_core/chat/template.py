@@ -214,6 +214,7 @@ def kept_prefix(tokenizer: Tokenizer, chat: ChatFormat, messages: Any, **options
     session that keeps a snapshot of its state here goes on from it in the next turn. Takes what `render` does.
     """
     prompt = render(tokenizer, chat, messages, **options)
-    answer = {"role": "assistant", "content": "x"}
-    later = render(tokenizer, chat, [*messages, answer], **(options | {"add_generation_prompt": False}))
-    return common_prefix(prompt, later)
+    answer, question = {"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}
+    options |= {"add_generation_prompt": False}
+    futures = ([*messages, answer], [*messages, answer, question])  # answers may be written otherwise once past
+    return min(common_prefix(prompt, render(tokenizer, chat, later, **options)) for later in futures)
