@@ -12,17 +12,21 @@ from mlx.utils import tree_map
 from mference_core.arch import Arch
 from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
 from mference_core.errors import NumericError, RequestError, UsageError
+from mference_core.experts.mapped_files import MappedFiles
+from mference_core.experts.mapping import MappedExperts
 from mference_core.experts.plan import MemoryPlan, Requested, plan_memory
 from mference_core.experts.pool import ExpertPool, ExpertStats, ResidentExperts
 from mference_core.experts.reader import ExpertReader
 from mference_core.graph import LayerGraph, Routing
 from mference_core.kv import KVLayout
+from mference_core.placement import ROLES
 from mference_core.plugins import LoadedFamily
 from mference_core.routed import LayerExperts
 from mference_core.session import Session
 from mference_core.state import DTYPES
 from mference_core.steps import Observer, StepFunction, advance, make_step
 from mference_core.weights import Weights, exact_product, resident_bytes
+from mference_kernels.mapped import reads_addresses
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 512
@@ -86,8 +90,15 @@ def plan_for(family: LoadedFamily, checkpoint: Checkpoint, options: LoadOptions)
         experts=arch.num_experts,
         top_k=arch.top_k_experts,
         requested=options.slots,
+        mappable=can_map(checkpoint),
     )
     return layout, plan
+
+
+def can_map(checkpoint: Checkpoint) -> bool:
+    """Say whether the experts can be used in place from their files: quantised, and kernels here that take addresses."""
+    parts = [part for layer in checkpoint.experts.values() for part in layer.parts if part.name in ROLES]
+    return reads_addresses() and all(part.quant is not None for part in parts)
 
 
 def scratch_bytes(arch: Arch, chunk: int) -> int:
@@ -118,6 +129,7 @@ class Engine:
     prefill_step: StepFunction
     decode_step: StepFunction
     _reader: ExpertReader = field(repr=False)
+    _files: MappedFiles = field(repr=False)
 
     @classmethod
     def load(
@@ -141,12 +153,12 @@ class Engine:
         arch = checkpoint.arch
         router = family.ask("mference_router", arch=arch, weights=weights)
         graph = family.ask("mference_layer_graph", arch=arch, weights=weights, router=router)
-        reader = ExpertReader()
+        reader, files = ExpertReader(), MappedFiles()
         return cls(
             family=family,
             checkpoint=checkpoint,
             graph=graph,
-            experts=_experts(checkpoint, graph, reader, plan, weights.product_dtype),
+            experts=_experts(checkpoint, graph, reader, files, plan, weights.product_dtype),
             layout=layout,
             memory=plan,
             chunk=min(options.chunk, options.context),
@@ -155,6 +167,7 @@ class Engine:
             prefill_step=family.hooks.mference_prefill_step() or advance,
             decode_step=family.hooks.mference_decode_step() or advance,
             reader=reader,
+            files=files,
         )
 
     @property
@@ -249,6 +262,7 @@ class Engine:
     def close(self) -> None:
         """Close files and stop reader threads."""
         self._reader.close()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -258,7 +272,12 @@ class Engine:
 
 
 def _experts(
-    checkpoint: Checkpoint, graph: LayerGraph, reader: ExpertReader, plan: MemoryPlan, product: mx.Dtype
+    checkpoint: Checkpoint,
+    graph: LayerGraph,
+    reader: ExpertReader,
+    files: MappedFiles,
+    plan: MemoryPlan,
+    product: mx.Dtype,
 ) -> tuple[LayerExperts | None, ...]:
     held: list[LayerExperts | None] = []
     for index, layer in enumerate(graph.layers):
@@ -266,8 +285,10 @@ def _experts(
             held.append(None)
             continue
         disk = checkpoint.experts[index]
-        source: ExpertPool | ResidentExperts
-        if plan.resident:
+        source: ExpertPool | ResidentExperts | MappedExperts
+        if plan.mapped:
+            source = MappedExperts(disk, files, before_first_read=checkpoint.touch)
+        elif plan.resident:
             source = ResidentExperts(disk, reader, before_first_read=checkpoint.touch)
         else:
             source = ExpertPool(disk, reader, slots=plan.slots_per_layer, before_first_read=checkpoint.touch)

@@ -1,15 +1,20 @@
 """The routed branch, written once for all families: slots, tiles, reads beside work, and the sum in router order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import mlx.core as mx
-from attrs import frozen
+from attrs import field, frozen
 
 from mference_core.errors import NumericError
-from mference_core.experts.pool import ExpertSource, Lease
+from mference_core.experts.mapping import MappedExperts
+from mference_core.experts.pool import ExpertSource, Lease, SlotSource
+from mference_core.experts.slab import DTYPES
 from mference_core.graph import Layer, Routing, Step
+from mference_core.placement import ROLES
+from mference_core.tensors import ExpertPart
 from mference_kernels.experts import ExpertWeights, weighted_sum
+from mference_kernels.mapped import MappedWeights, Shape
 from mference_kernels.quant import Dense, Matrix, Quantized
 
 
@@ -17,27 +22,55 @@ from mference_kernels.quant import Dense, Matrix, Quantized
 class LayerExperts:
     """One layer's source of experts, and the dtype its products run in."""
 
-    source: ExpertSource
+    source: SlotSource | MappedExperts
     product_dtype: mx.Dtype
+    _mapped: MappedWeights | None = field(init=False, eq=False, repr=False)
+
+    @_mapped.default
+    def _in_place(self) -> MappedWeights | None:
+        if not isinstance(self.source, MappedExperts):
+            return None
+        parts = {part.name: part for part in self.source.layer.parts}
+        gate, up, down = (_shape(parts[role], parts[f"{role}_scales"]) for role in ROLES)
+        return MappedWeights(shapes=(gate, up, down), table=self.source.table, copy=self._copied)
 
     def weights(self) -> ExpertWeights:
-        """Return the slots as matrices; to be asked for anew for each use."""
-        return ExpertWeights(
-            gate=self._matrix("gate"), up=self._matrix("up"), down=self._matrix("down"), dtype=self.product_dtype
-        )
+        """Return the slots as matrices, to be asked for anew for each use; a mapping as what stands for them."""
+        if isinstance(self.source, MappedExperts):
+            return cast("ExpertWeights", self._mapped)  # families pass it on unopened
+        return self._stacked(self.source.slab)
 
-    def _matrix(self, role: str) -> Matrix:
-        held = self.source.slab
+    def _copied(self, experts: Sequence[int]) -> ExpertWeights:
+        assert isinstance(self.source, MappedExperts)
+        return self._stacked(self.source.copied(experts))
+
+    def _stacked(self, arrays: Mapping[str, mx.array]) -> ExpertWeights:
+        gate, up, down = (self._matrix(arrays, role) for role in ROLES)
+        return ExpertWeights(gate=gate, up=up, down=down, dtype=self.product_dtype)
+
+    def _matrix(self, arrays: Mapping[str, mx.array], role: str) -> Matrix:
         quant = next(part.quant for part in self.source.layer.parts if part.name == role)
         if quant is None:
-            return Dense(weight=held[role])
+            return Dense(weight=arrays[role])
         return Quantized(
-            codes=held[role],
-            scales=held[f"{role}_scales"],
-            biases=held[f"{role}_biases"],
+            codes=arrays[role],
+            scales=arrays[f"{role}_scales"],
+            biases=arrays[f"{role}_biases"],
             bits=quant.bits,
             group_size=quant.group_size,
         )
+
+
+def _shape(codes: ExpertPart, scales: ExpertPart) -> Shape:
+    assert codes.quant is not None, "only quantised experts are mapped"
+    (rows, words), quant = codes.shape, codes.quant
+    return Shape(
+        out=rows,
+        width=words * 32 // quant.bits,
+        bits=quant.bits,
+        group_size=quant.group_size,
+        companions=DTYPES[scales.dtype],
+    )
 
 
 def routed_branch(layer: Layer, experts: LayerExperts, rows: mx.array, routing: Routing, step: Step) -> mx.array:

@@ -1,10 +1,12 @@
 """The routed feed-forward branch over slots in memory."""
 
 from collections.abc import Callable
+from typing import Protocol, cast
 
 import mlx.core as mx
 from attrs import frozen
 
+from mference_kernels import levels
 from mference_kernels.quant import Matrix, gathered_linear
 
 Activation = Callable[[mx.array, mx.array], mx.array]
@@ -51,4 +53,26 @@ def weighted_sum_ops(y: mx.array, weights: mx.array) -> mx.array:
     return total
 
 
-gated_experts, weighted_sum = gated_experts_ops, weighted_sum_ops
+weighted_sum = weighted_sum_ops
+
+
+class PlacedExperts(Protocol):
+    """Experts in no slots, which know themselves how to compute from where they lie."""
+
+    def gated(self, x: mx.array, slots: mx.array, activation: Activation) -> mx.array:
+        """Return what `gated_experts` does; a slot is an expert's number."""
+
+
+def gated_experts(
+    x: mx.array, slots: mx.array, experts: ExpertWeights | PlacedExperts, activation: Activation
+) -> mx.array:
+    """Choose: experts in slots go to native kernels where `levels` allows them, else to `gated_experts_ops`.
+
+    Others compute themselves. Arguments and result as there.
+    """
+    if not isinstance(experts, ExpertWeights):
+        return experts.gated(x, slots, activation)
+    fast = levels.cpu()
+    if fast and fast.can_gate(experts, activation):
+        return cast("mx.array", fast.gated_experts_cpu(x, slots, experts, activation))
+    return gated_experts_ops(x, slots, experts, activation)

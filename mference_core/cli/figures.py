@@ -40,7 +40,7 @@ def summary(engine: "Engine", generation: "Generation") -> dict[str, Any]:
         },
         "peak_memory_bytes": peak_memory_bytes(),
         "mlx_peak_memory_bytes": mx.get_peak_memory(),
-        "expert_slots": "resident" if engine.memory.resident else engine.memory.slots_per_layer,
+        "expert_slots": engine.memory.experts_held,
         "expert_hit_rate": 1.0 if engine.memory.resident else stats.hit_rate,
         "bytes_read": stats.bytes_read,
         "dtype": engine.dtype,

@@ -51,7 +51,10 @@ def load_options(function: F) -> F:
         click.option("--prefill-chunk", default="auto", show_default=True, help="Tokens per prefill call, or auto."),
         click.option("--memory", help="Budget for everything, such as 6GiB; picks the expert slots."),
         click.option(
-            "--expert-slots", default="auto", show_default=True, help="Slots per layer: a number, resident or auto."
+            "--expert-slots",
+            default="auto",
+            show_default=True,
+            help="Slots per layer: a number, resident, mapped or auto.",
         ),
         click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True),
         click.option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mference_core.cli.options import model_options, notice
+from mference_core.errors import UsageError
 from mference_core.experts.plan import format_bytes, slot_rungs
 from mference_core.locate import Found, find_model
 
@@ -54,6 +55,7 @@ def describe(found: Found, dtype: str, verify: str) -> dict[str, Any]:
     product_bytes = engine.product_dtype(dtype).size
     experts = {i: layer.expert_bytes * layer.count for i, layer in checkpoint.experts.items()}
     layout, _ = engine.plan_for(found.family, checkpoint, engine.LoadOptions(context=1, dtype=dtype, slots="resident"))
+    automatic = _automatic(found, checkpoint, dtype)
     return {
         "path": str(found.path),
         "kind": checkpoint.kind,
@@ -74,7 +76,20 @@ def describe(found: Found, dtype: str, verify: str) -> dict[str, Any]:
         "tokenizer": checkpoint.tokenizer_dir is not None,
         "arch": encode_arch(checkpoint.arch),
         "memory": _memory(found, checkpoint, dtype),
+        "automatic": automatic,
     }
+
+
+def _automatic(found: Found, checkpoint: "Checkpoint", dtype: str) -> str:
+    """Return what a load without options would hold here and now, or why it cannot be."""
+    from mference_core import engine  # noqa: PLC0415
+
+    limit = engine.context_limit(checkpoint.config) or engine.DEFAULT_CONTEXT
+    options = engine.LoadOptions(dtype=dtype, context=min(engine.DEFAULT_CONTEXT, limit))
+    try:
+        return str(engine.plan_for(found.family, checkpoint, options)[1])
+    except UsageError as error:
+        return str(error)
 
 
 @click.command("show")
@@ -101,6 +116,7 @@ def command(family: str | None, model: Path | None, dtype: str, verify: str, *, 
     )
     click.echo(f"  context           at most {facts['context_limit_tokens'] or 'unstated'} tokens")
     click.echo(f"  tokenizer         {'present' if facts['tokenizer'] else 'absent: use --tokens'}")
+    click.echo(f"  automatic choice  {facts['automatic']}")
     click.echo(f"memory in {facts['dtype']} by expert slots per layer:")
     for row in facts["memory"]:
         totals = "  ".join(f"{n}: {format_bytes(size)}" for n, size in row["total_bytes_by_slots"].items())

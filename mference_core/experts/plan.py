@@ -19,7 +19,7 @@ UNITS = {"": 1, "b": 1} | {
     for name, base in ((f"{letter}b", 1000), (f"{letter}ib", 1024))
 }
 
-Requested = int | Literal["resident", "auto"]
+Requested = int | Literal["resident", "mapped", "auto"]
 
 
 def parse_bytes(text: str | int) -> int:
@@ -48,19 +48,24 @@ def format_bytes(size: int, *, up: bool = True) -> str:
 
 
 def parse_slots(text: str | int) -> Requested:
-    """Return the value of `--expert-slots`: a positive number, `resident` or `auto`; UsageError for anything else."""
+    """Return the value of `--expert-slots`: a positive number or one of three words; UsageError for anything else."""
     value = str(text).strip().lower()
-    named: dict[str, Requested] = {"resident": "resident", "auto": "auto"}
+    named: dict[str, Requested] = {"resident": "resident", "mapped": "mapped", "auto": "auto"}
     if value in named:
         return named[value]
     if not re.fullmatch(r"\d+", value, re.ASCII) or int(value) < 1 or isinstance(text, bool):
-        raise UsageError(what="--expert-slots", got=repr(text), expected="a positive number, 'resident' or 'auto'")
+        raise UsageError(
+            what="--expert-slots", got=repr(text), expected="a positive number, 'resident', 'mapped' or 'auto'"
+        )
     return int(value)
 
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """What is held in memory, in bytes; `slots_per_layer` equals the experts when `resident`, 0 without experts."""
+    """What is held in memory, in bytes; `slots_per_layer` is 0 without experts, and all of them when they fit.
+
+    Then they are `resident` in arrays, or `mapped`: used in place from the files, `expert_bytes` being page cache.
+    """
 
     slots_per_layer: int
     resident: bool
@@ -69,6 +74,14 @@ class MemoryPlan:
     scratch_bytes: int
     expert_bytes: int
     budget_bytes: int | None
+    mapped: bool = False
+
+    @property
+    def experts_held(self) -> int | str:
+        """How experts are held: a number of slots per layer, `resident` or `mapped`."""
+        if self.mapped:
+            return "mapped"
+        return "resident" if self.resident else self.slots_per_layer
 
     @property
     def total_bytes(self) -> int:
@@ -76,7 +89,8 @@ class MemoryPlan:
         return self.resident_bytes + self.state_bytes + self.scratch_bytes + self.expert_bytes
 
     def __str__(self) -> str:
-        slots = "all experts resident" if self.resident else f"{self.slots_per_layer} expert slots per layer"
+        held = self.experts_held
+        slots = f"all experts {held}" if isinstance(held, str) else f"{held} expert slots per layer"
         slots = slots if self.slots_per_layer else "no experts"
         limit = f" of {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
         return (
@@ -97,11 +111,13 @@ def plan_memory(
     top_k: int,
     requested: Requested = "auto",
     available_bytes: int | None = None,
+    mappable: bool = False,
 ) -> MemoryPlan:
     """Choose the expert slots per layer.
 
     `expert_bytes_per_layer` is the bytes of one expert of each routed layer; `experts` and `top_k` are counts.
-    `auto` takes the most that fits `budget_bytes`, resident if all fits; without a budget that is `AUTO_SHARE` of
+    `auto` takes the most that fits `budget_bytes`: if all fits, mapped where that is `mappable` (experts that native
+    kernels can use in place from their files), else resident; without a budget that is `AUTO_SHARE` of
     `available_bytes` (what this process can still get, when None). A number is capped at `experts`.
     Raises: UsageError when a number is below `top_k`, or when even the slots wanted, or `top_k`, do not fit.
     """
@@ -115,20 +131,30 @@ def plan_memory(
         what = f"{float(AUTO_SHARE):.0%} of the memory available"
         available = available_memory() if available_bytes is None else available_bytes
         budget_bytes = int(available * AUTO_SHARE)
+    if requested == "mapped" and not mappable:
+        raise UsageError(
+            what="--expert-slots",
+            got="'mapped'",
+            expected="'resident' or a number here",
+            remedy="mapping needs the native CPU kernels and quantised experts",
+        )
     if not per_slot:
         slots = 0
     elif requested == "auto":
         slots = max(least, min(experts, ((budget_bytes or 0) - fixed) // per_slot))
     else:
-        slots = experts if requested == "resident" else min(requested, experts)
+        slots = min(requested, experts) if isinstance(requested, int) else experts
+    everything = not per_slot or requested == "resident" or (requested == "auto" and slots == experts)
+    mapped = bool(per_slot) and mappable and (requested == "mapped" or (requested == "auto" and slots == experts))
     plan = MemoryPlan(
         slots_per_layer=slots,
-        resident=not per_slot or requested == "resident" or (requested == "auto" and slots == experts),
+        resident=everything and not mapped,
         resident_bytes=resident_bytes,
         state_bytes=state_bytes,
         scratch_bytes=scratch_bytes,
         expert_bytes=slots * per_slot,
         budget_bytes=budget_bytes,
+        mapped=mapped,
     )
     if budget_bytes is not None and plan.total_bytes > budget_bytes:
         raise _too_small(what, plan, budget_bytes, fixed + least * per_slot)
@@ -137,7 +163,7 @@ def plan_memory(
 
 def _too_small(what: str, plan: MemoryPlan, budget_bytes: int, smallest_bytes: int) -> UsageError:
     """Say what does not fit, both numbers, and what would."""
-    slots = "all experts" if plan.resident else f"{plan.slots_per_layer} expert slots per layer"
+    slots = "all experts" if plan.resident or plan.mapped else f"{plan.slots_per_layer} expert slots per layer"
     needs = f"{format_bytes(plan.total_bytes)} for {slots}" if plan.expert_bytes else format_bytes(plan.total_bytes)
     remedy = f"use --memory {format_bytes(plan.total_bytes)} or more"
     if plan.total_bytes > smallest_bytes:

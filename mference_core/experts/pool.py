@@ -68,19 +68,18 @@ class Lease:
 
 
 class ExpertSource(Protocol):
-    """Serves the experts of one layer as rows of `slab`; what the engine needs to know of pools and residents."""
+    """Serves the experts of one layer; what the engine needs to know of pools, residents and mappings.
+
+    At most `slots` experts are asked for at a time.
+    """
 
     layer: ExpertLayer
     slots: int
     experts: int
 
     @property
-    def slab(self) -> Mapping[str, mx.array]:
-        """Part name to array (slots, *part.shape); look arrays up anew for each use."""
-
-    @property
     def nbytes(self) -> int:
-        """Bytes of the slab."""
+        """Bytes of memory of its own."""
 
     @property
     def full(self) -> bool:
@@ -108,6 +107,14 @@ class ExpertSource(Protocol):
 
     def reads_pending(self, array: mx.array, slots: Collection[int] | None = None) -> None:
         """Say that `array`, perhaps not evaluated yet, is computed from `slots` (None: any): no refill before it."""
+
+
+class SlotSource(ExpertSource, Protocol):
+    """A source that holds experts as rows of arrays."""
+
+    @property
+    def slab(self) -> Mapping[str, mx.array]:
+        """Part name to array (slots, *part.shape); look arrays up anew for each use."""
 
 
 class _Fill:
