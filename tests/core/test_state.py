@@ -130,6 +130,11 @@ class Timeline(RuleBasedStateMachine):
         assert self.state.nbytes >= self.layout.bytes_at(len(self.held), self.CONTEXT)
 
     @invariant()
+    def it_goes_back_exactly_as_far_as_rows_are_left(self) -> None:
+        lengths = range(len(self.held) + 3)
+        assert [self.state.can_truncate(n) for n in lengths] == [self.rewindable(n) for n in lengths]
+
+    @invariant()
     def what_is_held_is_seen(self) -> None:
         """One more query always sees its whole window."""
         first, seen = self.state.read(0)
