@@ -7,11 +7,8 @@ from typing import cast
 import mlx.core as mx
 from attrs import field, frozen
 
-from mference_kernels import cpu, native
+from mference_kernels import levels, native
 from mference_kernels.experts import Activation, ExpertWeights, gated_experts
-
-# Slots and mapping must give the same bits, so experts are used in place only where slots too go to native kernels.
-SLOTS_ARE_NATIVE = False
 
 
 @frozen(kw_only=True)
@@ -47,8 +44,9 @@ class MappedWeights:
 
     def gated(self, x: mx.array, slots: mx.array, activation: Activation) -> mx.array:
         """Return what `gated_experts` does: from the addresses where the native kernels run, else from copies."""
-        if reads_addresses(activation):
-            return cpu.mapped_experts_cpu(x, slots, self._matrices(), self.table, activation)
+        fast = levels.cpu()  # as `gated_experts` asks, so that slots and mappings give the same bits
+        if fast and activation in fast.ACTIVATIONS:
+            return cast("mx.array", fast.mapped_experts_cpu(x, slots, self._matrices(), self.table, activation))
         return mapped_experts_ops(x, slots, self, activation)
 
     def _matrices(self) -> list[native.MatrixArgs]:
@@ -71,7 +69,6 @@ def mapped_experts_ops(x: mx.array, slots: mx.array, experts: MappedWeights, act
     return gated_experts(x, where, experts.copy(chosen), activation)
 
 
-def reads_addresses(activation: Activation | None = None) -> bool:
-    """Say whether experts are used in place here: on the CPU with the native library, for an activation it has."""
-    here = SLOTS_ARE_NATIVE and mx.default_device() == mx.Device(mx.cpu) and bool(native.variants())
-    return here and (activation is None or activation in cpu.ACTIVATIONS)
+def reads_addresses() -> bool:
+    """Say whether experts are used in place here: on the CPU, with native kernels that `levels` allows."""
+    return levels.cpu() is not None

@@ -16,7 +16,7 @@ from mference_core.experts.pool import ResidentExperts
 from mference_core.experts.reader import ExpertReader
 from mference_core.routed import LayerExperts
 from mference_core.testing.toys import toy_arch, toy_contract, toy_plan, write_toy
-from mference_kernels import cpu, mapped, native
+from mference_kernels import cpu, levels
 from mference_kernels.activations import geglu, geglu_ops
 from mference_kernels.experts import gated_experts
 
@@ -92,10 +92,9 @@ def test_a_float_checkpoint_is_not_mapped(gemma4_reference: Path, monkeypatch: p
         assert engine.memory.experts_held == "resident"
 
 
-@pytest.mark.skipif(not native.variants(), reason="needs the native library")
+@pytest.mark.skipif(levels.cpu() is None, reason="needs the native kernels")
 def test_native_kernels_read_the_mapping_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as from arrays, and nothing is copied on the way."""
-    monkeypatch.setattr(mapped, "SLOTS_ARE_NATIVE", True)
     monkeypatch.setattr(MappedExperts, "copied", lambda *_: pytest.fail("copied"))
     arch = toy_arch(hidden_size=128, num_experts=6)
     write_toy(tmp_path / "toy", arch)
@@ -106,8 +105,22 @@ def test_native_kernels_read_the_mapping_itself(tmp_path: Path, monkeypatch: pyt
     with ExpertReader() as reader:
         resident = LayerExperts(source=ResidentExperts(layer, reader), product_dtype=mx.float32)
         place = LayerExperts(source=MappedExperts(layer, files), product_dtype=mx.float32)
-        assert mapped.reads_addresses(geglu_ops)
         expected = cpu.gated_experts_cpu(x, slots, resident.weights(), geglu_ops)
         found = gated_experts(x, slots, place.weights(), geglu)
+        assert mx.array_equal(found.view(mx.uint32), expected.view(mx.uint32))
+    files.close()
+
+
+def test_an_activation_that_kernels_lack_works_from_copies(tmp_path: Path) -> None:
+    def odd(gate: mx.array, up: mx.array) -> mx.array:
+        return gate * 0.5 + up
+
+    layer = open_checkpoint(peek(write_toy(tmp_path / "toy", toy_arch())), toy_contract(), toy_plan).experts[1]
+    x, slots = mx.ones((2, 64)), mx.array([[3, 0], [1, 3]], dtype=mx.int32)
+    files = MappedFiles()
+    with ExpertReader() as reader:
+        resident = LayerExperts(source=ResidentExperts(layer, reader), product_dtype=mx.float32)
+        place = LayerExperts(source=MappedExperts(layer, files), product_dtype=mx.float32)
+        expected, found = (gated_experts(x, slots, held.weights(), odd) for held in (resident, place))
         assert mx.array_equal(found.view(mx.uint32), expected.view(mx.uint32))
     files.close()
