@@ -50,10 +50,15 @@ class LoadedFamily:
 
 @frozen(kw_only=True)
 class Gate:
-    """The installed gate: its version, and a function that runs it and returns the record it wrote."""
+    """The installed gate: its version, a function that runs it and returns the record it wrote, and how it is shown.
+
+    `line(result)` is a line of text; `page(name, results, record, refusal)` an HTML page, `record` None if refused.
+    """
 
     version: int
     accept: Callable[..., records.AcceptanceRecord]
+    line: Callable[[records.CaseResult], str]
+    page: Callable[..., str]
 
 
 def _broken(entry: Entry, what: str, got: str, expected: str) -> ContractError:
@@ -150,7 +155,7 @@ def gate() -> Gate | None:
     """Return the installed gate, or None."""
     for point in entry_points(group=records.GATE_GROUP):
         module = point.load()
-        return Gate(version=module.GATE_VERSION, accept=module.accept)
+        return Gate(version=module.GATE_VERSION, accept=module.accept, line=module.render_line, page=module.page)
     return None
 
 

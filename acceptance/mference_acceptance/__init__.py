@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mference_core.records import AcceptanceRecord, CaseResult
 
 GATE_VERSION = 1
@@ -33,3 +35,17 @@ def render(record: "AcceptanceRecord") -> str:
     from mference_acceptance.table import render_record  # noqa: PLC0415
 
     return render_record(record)
+
+
+def render_line(case: "CaseResult") -> str:
+    """Return one case's result as a line of that table."""
+    from mference_acceptance.table import render_case  # noqa: PLC0415
+
+    return render_case(case)
+
+
+def page(name: str, cases: "Sequence[CaseResult]", record: "AcceptanceRecord | None", refusal: str = "") -> str:
+    """Return a finished gate as an HTML page: with its record, or with the line that refuses the family."""
+    from mference_acceptance.html import render_page  # noqa: PLC0415
+
+    return render_page(name, cases, record, refusal)

@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from mference_core.records import AcceptanceRecord
+from mference_core.records import AcceptanceRecord, CaseResult
+
+NAME_WIDTH = 22
+"""Columns for the longest name of a case."""
 
 
 def render_record(record: AcceptanceRecord) -> str:
@@ -16,13 +19,16 @@ def render_record(record: AcceptanceRecord) -> str:
         "",
     ]
     width = max((len(case.name) for case in record.cases), default=0)
-    for case in record.cases:
-        verdict = "pass" if case.passed else "FAIL"
-        rest = ", ".join(f"{key} {_text(value)}" for key, value in case.figures.items() if key != "seconds")
-        line = f"{case.name:<{width}}  {verdict}  {case.figures.get('seconds', 0.0):6.2f} s  {rest}"
-        lines.append(line.rstrip())
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(render_case(case, width) for case in record.cases)]) + "\n"
 
 
-def _text(value: Any) -> str:
+def render_case(case: CaseResult, width: int = NAME_WIDTH) -> str:
+    """Return one line: name in `width` columns, verdict, seconds, figures."""
+    verdict = "pass" if case.passed else "FAIL"
+    rest = ", ".join(f"{key} {figure_text(value)}" for key, value in case.figures.items() if key != "seconds")
+    return f"{case.name:<{width}}  {verdict}  {case.figures.get('seconds', 0.0):6.2f} s  {rest}".rstrip()
+
+
+def figure_text(value: Any) -> str:
+    """Return a figure with three digits, text as it is."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
