@@ -237,7 +237,8 @@ def test_a_budget_chooses_slots_and_refuses_what_cannot_fit(family: LoadedFamily
     checkpoint = open_directory(family, gemma4_reference / "mlx", "full-sha256")
     options = attrs.evolve(OPTIONS, slots="auto", memory_bytes=parse_bytes("1GiB"))
     _, generous = plan_for(family, checkpoint, options)
-    assert generous.resident
+    assert generous.slots_per_layer == 8
+    assert generous.resident or generous.mapped
     fixed = generous.total_bytes - generous.expert_bytes
     per_slot = generous.expert_bytes // 8
     _, tight = plan_for(family, checkpoint, attrs.evolve(options, memory_bytes=fixed + 5 * per_slot + per_slot // 2))

@@ -55,6 +55,7 @@ class Timeline(RuleBasedStateMachine):
         self.state = RowState(layout=layout, context=self.CONTEXT)
         self.held: list[int] = []
         self.highest = 0
+        self.most = 0
         self.saved: list[tuple[Snapshot, list[int], int]] = []
         self.next = 1
 
@@ -79,6 +80,7 @@ class Timeline(RuleBasedStateMachine):
         self.state.append(**rows(new))
         self.held += new
         self.highest = max(self.highest, len(self.held))
+        self.most = max(self.most, len(self.held))
         first, seen = self.state.read(count)
         begin = 0
         if isinstance(self.layout, Ring):
@@ -119,15 +121,13 @@ class Timeline(RuleBasedStateMachine):
         if fresh:
             self.state = RowState(layout=self.layout, context=self.CONTEXT)
         self.state.restore(snapshot)
-        self.held, self.highest = list(held), highest
+        self.held, self.highest, self.most = list(held), highest, len(held)
 
     @invariant()
     def bytes_are_those_declared(self) -> None:
         assert self.state.length == len(self.held)
         assert self.state.nbytes == sum(array.nbytes for array in self.state.arrays)
-        grown = self.layout.capacity_rows(self.highest, self.CONTEXT)
-        assert self.state.capacity_rows <= grown
-        assert self.state.nbytes >= self.layout.bytes_at(len(self.held), self.CONTEXT)
+        assert self.state.nbytes == self.layout.bytes_at(self.most, self.CONTEXT)
 
     @invariant()
     def it_goes_back_exactly_as_far_as_rows_are_left(self) -> None:

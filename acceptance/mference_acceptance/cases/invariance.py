@@ -6,7 +6,7 @@ from mference_acceptance.case import LAYER_BAR, Figures, require, same, within
 from mference_acceptance.context import Context
 from mference_acceptance.context import slot_counts as counts_to_try
 from mference_acceptance.runs import Text, complete
-from mference_core.engine import Engine
+from mference_core.engine import Engine, can_map
 
 CHUNKS = (1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 33, 64, 70, 100)
 """Prefill chunks in tokens: small ones, powers of two and their neighbours, and past the usual golden prompt."""
@@ -37,6 +37,7 @@ def slot_counts(context: Context) -> Figures:
     with context.engine("mlx") as engine:
         wanted = complete(engine.session(), context.longest.ids, DECODED)
         tried: tuple[int | str, ...] = (*counts_to_try(engine), "resident")
+        tried += ("mapped",) if engine.experts and can_map(engine.checkpoint) else ()
     for kind in ("mlx", "gturbo"):
         for slots in tried:
             with context.engine(kind, slots=slots) as engine:

@@ -16,8 +16,8 @@ from mference_core.kv import Linear, Ring
 LENGTHS = (6, 21, 70)
 EXPERTS, TOP_K, WINDOW = 8, 3, 16
 DECODED = 3
-BAR = 1.5e-5
-"""Measured 1.2e-5 relative to 1 + |golden|; 5e-5 is what two correct programs may differ by."""
+BAR = 3e-5
+"""Measured 2e-5 relative to 1 + |golden|; 5e-5 is what two correct programs may differ by."""
 
 ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 
