@@ -1,0 +1,251 @@
+"""Qwen 3.6, top to bottom: state layout, routing rule, mixers, layer graph.
+
+Checked against transformers 5.24.0 (goldens) and mlx-lm 0.32.2. Where implementations differ, this one normalises keys
+and queries of the delta rule by the sum of squares (not the mean), takes the router's softmax over all experts and the
+lower index on ties, and keeps the recurrent state [value heads, key dim, value dim] in float32.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import mlx.core as mx
+from attrs import frozen
+
+from mference_core import (
+    Attended,
+    KVLayout,
+    Layer,
+    LayerGraph,
+    LayerState,
+    Linear,
+    Recurrent,
+    RecurrentState,
+    Router,
+    Routing,
+    RowState,
+    Step,
+    Weights,
+)
+from mference_kernels.activations import silu, swiglu
+from mference_kernels.attention import attention
+from mference_kernels.conv import causal_conv
+from mference_kernels.experts import ExpertWeights, gated_experts
+from mference_kernels.gated_delta import gated_delta
+from mference_kernels.norms import rms_norm, unit_norm
+from mference_kernels.quant import Matrix, linear, rows
+from mference_kernels.rope import default_frequencies, partial_rope
+from mference_kernels.routing import top_k
+from mference_qwen36.arch import RMS_EPS, UNIT_EPS, Qwen36Arch, rotary_dims
+from mference_qwen36.install import HEAD, TRUNK
+
+norm = partial(rms_norm, eps=RMS_EPS)
+Rows = tuple[mx.array, mx.array]
+"""The residual stream and what the feed-forward block reads: both (B, L, H)."""
+
+
+def kv_layout(arch: Qwen36Arch, context: int, dtype: str) -> KVLayout:
+    """Return append-only keys and values for full layers, and for the others a state and the convolution's last rows."""
+    row = (arch.num_kv_heads, arch.head_dim)
+    state = (arch.linear_num_v_heads, arch.linear_key_head_dim, arch.linear_value_head_dim)
+    tail = (arch.linear_conv_kernel_size - 1, arch.conv_channels)
+    full = Linear(rows={"k": row, "v": row}, dtype=dtype)
+    recurrent = Recurrent(arrays={"s": state, "conv": tail}, dtypes={"conv": dtype})
+    layers = (full if arch.is_full(layer) else recurrent for layer in range(arch.num_layers))
+    return KVLayout(layers=tuple(layers), context=context)
+
+
+def router(arch: Qwen36Arch, weights: Weights) -> Router:
+    """Return the rule: softmax over all experts, the k best, renormalised."""
+    projection = [weights.matrix(f"{TRUNK}layers.{layer}.mlp.gate.weight") for layer in range(arch.num_layers)]
+
+    def scores(layer: int, h: Rows) -> mx.array:
+        return linear(h[1].astype(mx.float32), projection[layer])
+
+    def choose(layer: int, logits: mx.array, step: Step | None) -> Routing:
+        del layer, step
+        ids = top_k(logits, arch.top_k_experts)
+        p = mx.take_along_axis(mx.softmax(logits, axis=-1), ids, axis=-1)
+        return Routing(ids=ids, weights=p / p.sum(axis=-1, keepdims=True))
+
+    return Router(experts=arch.num_experts, top_k=arch.top_k_experts, scores=scores, choose=choose)
+
+
+@frozen(kw_only=True)
+class Attention:
+    """Full attention with a gate: `q` projects each head to its query, then the gate of its output."""
+
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    o: Matrix
+    q_norm: mx.array
+    k_norm: mx.array
+    frequencies: mx.array
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+
+    def __call__(self, x: mx.array, states: Sequence[RowState], step: Step) -> mx.array:
+        """Attend x (B, L, H), writing each timeline's real tokens to its state first."""
+        B, L, _ = x.shape
+        q, gate = mx.split(linear(x, self.q).reshape(B, L, self.heads, 2 * self.head_dim), 2, axis=-1)
+        k = linear(x, self.k).reshape(B, L, self.kv_heads, self.head_dim)
+        v = linear(x, self.v).reshape(B, L, self.kv_heads, self.head_dim).swapaxes(1, 2)
+        q = partial_rope(norm(q, self.q_norm).swapaxes(1, 2), step.positions, self.frequencies)
+        k = partial_rope(norm(k, self.k_norm).swapaxes(1, 2), step.positions, self.frequencies)
+        mixed = mx.concatenate([self._row(q, k, v, b, states[b], step) for b in range(B)]).swapaxes(1, 2)
+        gated = mixed.astype(mx.float32) * mx.sigmoid(gate.astype(mx.float32))
+        return linear(gated.astype(x.dtype).reshape(B, L, -1), self.o)
+
+    def _row(self, q: mx.array, k: mx.array, v: mx.array, b: int, state: RowState, step: Step) -> mx.array:
+        real, padding = step.lengths[b], q.shape[2] - step.lengths[b]
+        state.append(k=k[b, :, :real], v=v[b, :, :real])
+        first, held = state.read(real)
+        out = attention(
+            q[b, :, :real],
+            held["k"],
+            held["v"],
+            scale=self.scale,
+            query_start=step.offsets[b],
+            key_start=first,
+        )
+        return mx.pad(out, [(0, 0), (0, padding), (0, 0)])[None]
+
+
+@frozen(kw_only=True)
+class DeltaNet:
+    """The gated delta network: convolved queries, keys and values, a decaying state, and a gated norm."""
+
+    qkv: Matrix
+    z: Matrix
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    conv: mx.array
+    log_rate: mx.array
+    dt_bias: mx.array
+    norm: mx.array
+    arch: Qwen36Arch
+
+    def __call__(self, x: mx.array, states: Sequence[RecurrentState], step: Step) -> mx.array:
+        """Mix x (B, L, H), advancing each timeline's state by its real tokens.
+
+        Timelines of equal length go together; padding is cut off before it could reach a state.
+        """
+        B, L, _ = x.shape
+        arch = self.arch
+        wide = self.qkv, self.z, self.a, self.b
+        qkv, z, a, b = (linear(x, matrix) for matrix in wide)
+        decay = -mx.exp(self.log_rate) * mx.logaddexp(a.astype(mx.float32) + self.dt_bias, 0.0)
+        inputs = qkv, decay, mx.sigmoid(b.astype(mx.float32))
+        mixed: dict[int, mx.array] = {}
+        for length in sorted(set(step.lengths)):
+            members = [row for row in range(B) if step.lengths[row] == length]
+            parts = inputs
+            if len(members) < B or length < L:
+                parts = tuple(part[mx.array(members), :length] for part in inputs)  # type: ignore[assignment]
+            y = self._advance(*parts, [states[row] for row in members])
+            padded = mx.pad(y, [(0, 0), (0, L - length), (0, 0), (0, 0)])
+            mixed |= {row: padded[at : at + 1] for at, row in enumerate(members)}
+        y = mixed[0] if B == 1 else mx.concatenate([mixed[row] for row in range(B)])
+        gate = silu(z.astype(mx.float32)).reshape(B, L, arch.linear_num_v_heads, arch.linear_value_head_dim)
+        return linear((norm(y, self.norm) * gate).astype(x.dtype).reshape(B, L, -1), self.out)
+
+    def _advance(self, qkv: mx.array, decay: mx.array, rate: mx.array, states: Sequence[RecurrentState]) -> mx.array:
+        """Take timelines of one length; returns (B, L, value heads, value dim) float32."""
+        arch = self.arch
+        B, L, _ = qkv.shape
+        tail = mx.stack([state.values["conv"] for state in states])
+        held = mx.stack([state.values["s"] for state in states])
+        convolved, tail = causal_conv(qkv, tail, self.conv)
+        q, k, v = mx.split(silu(convolved), [arch.key_channels, 2 * arch.key_channels], axis=-1)
+        q = unit_norm(q.reshape(B, L, arch.linear_num_k_heads, -1), UNIT_EPS) * arch.linear_key_head_dim**-0.5
+        k = unit_norm(k.reshape(B, L, arch.linear_num_k_heads, -1), UNIT_EPS)
+        v = v.reshape(B, L, arch.linear_num_v_heads, -1)
+        y, held = gated_delta(q, k, v, decay, rate, held)
+        for at, state in enumerate(states):
+            state.advance(L, s=held[at], conv=tail[at])
+        return y
+
+
+def _attention(arch: Qwen36Arch, weights: Weights, prefix: str) -> Attention:
+    q, k, v, o = (weights.matrix(f"{prefix}{name}_proj.weight") for name in ("q", "k", "v", "o"))
+    return Attention(
+        q=q,
+        k=k,
+        v=v,
+        o=o,
+        q_norm=weights.array(f"{prefix}q_norm.weight"),
+        k_norm=weights.array(f"{prefix}k_norm.weight"),
+        frequencies=default_frequencies(rotary_dims(arch), arch.rope_theta),
+        heads=arch.num_heads,
+        kv_heads=arch.num_kv_heads,
+        head_dim=arch.head_dim,
+        scale=arch.attention_scale,
+    )
+
+
+def _delta_net(arch: Qwen36Arch, weights: Weights, prefix: str) -> DeltaNet:
+    qkv, z, a, b = (weights.matrix(f"{prefix}in_proj_{name}.weight") for name in ("qkv", "z", "a", "b"))
+    return DeltaNet(
+        qkv=qkv,
+        z=z,
+        a=a,
+        b=b,
+        out=weights.matrix(f"{prefix}out_proj.weight"),
+        conv=weights.array(f"{prefix}conv1d.weight")[..., 0],
+        log_rate=weights.array(f"{prefix}A_log").astype(mx.float32),
+        dt_bias=weights.array(f"{prefix}dt_bias").astype(mx.float32),
+        norm=weights.array(f"{prefix}norm.weight"),
+        arch=arch,
+    )
+
+
+def _layer(arch: Qwen36Arch, weights: Weights, rule: Router, index: int) -> Layer:
+    prefix = f"{TRUNK}layers.{index}."
+    before = weights.array(f"{prefix}input_layernorm.weight")
+    after = weights.array(f"{prefix}post_attention_layernorm.weight")
+    mixer = (
+        _attention(arch, weights, f"{prefix}self_attn.")
+        if arch.is_full(index)
+        else _delta_net(arch, weights, f"{prefix}linear_attn.")
+    )
+    gate, up, down = (
+        weights.matrix(f"{prefix}mlp.shared_expert.{name}_proj.weight") for name in ("gate", "up", "down")
+    )
+    shared_gate = weights.matrix(f"{prefix}mlp.shared_expert_gate.weight")
+
+    def attend(x: mx.array, states: Sequence[LayerState], step: Step) -> Attended:
+        h = x + mixer(norm(x, before), cast("Sequence[Any]", states), step)
+        t = norm(h, after)
+        return Attended(h=(h, t), rows=t)
+
+    def shared(h: Rows) -> mx.array:
+        t = h[1]
+        share = mx.sigmoid(linear(t, shared_gate).astype(mx.float32))
+        return share * linear(swiglu(linear(t, gate), linear(t, up)), down).astype(mx.float32)
+
+    def experts(t: mx.array, slots: mx.array, held: ExpertWeights) -> mx.array:
+        return gated_experts(t, slots, held, swiglu)
+
+    def combine(h: Rows, s: mx.array, routed: mx.array | None) -> mx.array:
+        assert routed is not None
+        return h[0] + (routed + s).astype(h[0].dtype)
+
+    return Layer(attend=attend, route=partial(rule.route, index), shared=shared, experts=experts, combine=combine)
+
+
+def layer_graph(arch: Qwen36Arch, weights: Weights, rule: Router) -> LayerGraph:
+    """Return the whole model."""
+    table, head = weights.matrix(f"{TRUNK}embed_tokens.weight"), weights.matrix(HEAD)
+    last = weights.array(f"{TRUNK}norm.weight")
+    return LayerGraph(
+        embed=lambda ids: rows(ids, table).astype(weights.dtype),
+        layers=tuple(_layer(arch, weights, rule, index) for index in range(arch.num_layers)),
+        final_norm=lambda x: norm(x, last),
+        project=lambda x: linear(x, head).astype(mx.float32),
+        dtype=weights.dtype,
+        vocab_size=arch.vocab_size,
+    )
