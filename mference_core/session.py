@@ -153,10 +153,9 @@ class Session:
 
     def recover(self) -> None:
         """Return every state to the tokens held, if a call did not settle, or mark the session broken."""
-        if all(state.length == self.length for state in self.states):
-            self._marks = None
-            return
         marks, self._marks = self._marks, None
+        if marks is None and all(state.length == self.length for state in self.states):
+            return
         try:
             for state, mark in zip(self.states, marks or (), strict=marks is not None):
                 state.undo(mark)

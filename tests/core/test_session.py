@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from mference_core import plugins
 from mference_core.engine import Engine, LoadOptions
 from mference_core.errors import CannotRewind, RequestError
+from mference_core.kv import Compressed, KVLayout, Linear, Recurrent
 from mference_core.session import Session
+from mference_core.state import CompressedState
 
 CHUNK, WINDOW = 5, 16
 PROMPT = [(37 * i + 11) % 251 for i in range(60)]
@@ -137,6 +140,21 @@ def test_an_ahead_token_that_is_never_settled_is_forgotten(engine: Engine) -> No
     mx.eval(engine.forward_array(session, mx.array(5)))
     assert session.length == 60
     assert equal(session.prefill([8]), cold(engine, [*PROMPT, 8]))
+
+
+def test_a_state_half_way_through_a_token_is_taken_back() -> None:
+    """An interrupt between two writes of one layer leaves its length as it was, not what it holds."""
+    pooled = Compressed(
+        entries=Linear(rows={"e": (1, 2)}, dtype="float32"), tail=Recurrent(arrays={"t": (1,), "u": (1,)}), rate=2
+    )
+    layout = KVLayout(layers=(pooled,), context=16)
+    session = Session(engine=cast("Engine", SimpleNamespace(layout=layout)))
+    state = cast("CompressedState", session.states[0])
+    session.begin()
+    state.entries.append(e=mx.ones((1, 1, 2)))
+    state.tail.values["t"] = mx.ones((1,))
+    session.recover()
+    assert (state.length, state.entries.length, state.tail.values["t"].tolist()) == (0, 0, [0.0])
 
 
 def test_reset_forgets_everything(engine: Engine) -> None:
