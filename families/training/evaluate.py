@@ -1,0 +1,145 @@
+"""Judge an exported demo: held-out perplexity before and after quantisation, and transcripts.
+
+    python evaluate.py --checkpoint checkpoint --mlx demo-mlx --corpus corpus --transcripts transcripts.json
+
+"Before" are the float32 weights of training; "after" is the packed directory, unpacked here by its own rule and run by
+the transformers class. Perplexity counts target tokens only: what the model itself has to write.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import corpus
+import data
+import model as demo
+import prompts
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers.models.gemma4.modeling_gemma4 import Gemma4ForCausalLM
+
+STOPS = (1, 106, 50)
+
+
+def unpack(tensors: dict[str, Tensor], settings: dict[str, object]) -> dict[str, Tensor]:
+    """Turn a packed checkpoint into float32 parameters with the names of the transformers class."""
+    table = settings["quantization"]
+    values: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith((".scales", ".biases")):
+            continue
+        stem = name.removesuffix(".weight")
+        if f"{stem}.scales" not in tensors:
+            values[name] = tensor.float()
+            continue
+        bits = table.get(stem, table)["bits"]
+        shifts = torch.arange(32 // bits) * bits
+        codes = ((tensor.long()[..., None] >> shifts) & (2**bits - 1)).flatten(-2).float()
+        scales, biases = (tensors[f"{stem}.{part}"].float()[..., None] for part in ("scales", "biases"))
+        values[name] = (codes.unflatten(-1, (-1, table["group_size"])) * scales + biases).flatten(-2)
+    result = {f"model.{n.removeprefix('language_model.model.')}": v for n, v in values.items() if "switch_glu" not in n}
+    for layer in range(settings["text_config"]["num_hidden_layers"]):
+        stem = f"language_model.model.layers.{layer}.experts.switch_glu."
+        gate, up, down = (values[f"{stem}{part}_proj.weight"] for part in ("gate", "up", "down"))
+        result[f"model.layers.{layer}.experts.gate_up_proj"] = torch.cat((gate, up), 1)
+        result[f"model.layers.{layer}.experts.down_proj"] = down
+    return result
+
+
+def load(parameters: dict[str, Tensor]) -> Gemma4ForCausalLM:
+    """Make the transformers model hold `parameters`; every one must be there."""
+    model = demo.build(0)
+    parameters["lm_head.weight"] = parameters["model.embed_tokens.weight"]
+    model.load_state_dict(parameters, strict=True)
+    return model.eval()
+
+
+@torch.no_grad()
+def generate(model: Gemma4ForCausalLM, prompts_ids: list[list[int]], limit: int, temperature: float) -> list[list[int]]:
+    """Continue every prompt, in one batch padded on the left, up to a stop token; temperature 0 is greedy."""
+    longest = max(map(len, prompts_ids))
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts_ids])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts_ids])
+    torch.manual_seed(1)
+    how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=limit, eos_token_id=list(STOPS), pad_token_id=0, **how)
+    result = []
+    for row in out[:, longest:].tolist():
+        end = next((i for i, token in enumerate(row) if token in STOPS), len(row) - 1)
+        result.append(row[: end + 1])
+    return result
+
+
+@torch.no_grad()
+def perplexities(model: Gemma4ForCausalLM, documents: dict[str, list[data.Document]]) -> dict[str, float]:
+    """Return exp(mean loss over target tokens) per kind of document and for all."""
+    trainer = demo.Trainer(model, compiled=False)
+    sums: dict[str, tuple[float, float]] = {}
+    for kind, items in documents.items():
+        tokens, targets = data.pack(items)
+        total = count = 0.0
+        for row, flags in zip(torch.from_numpy(tokens).long(), torch.from_numpy(targets), strict=True):
+            weights = flags.float().roll(-1)[None]
+            weights[:, -1] = 0
+            loss, _, _ = trainer.loss(row[None], row[None].roll(-1, 1), weights, torch.float32)
+            total += float(loss) * float(weights.sum())
+            count += float(weights.sum())
+        sums[kind] = (total, count)
+    sums["all"] = (sum(t for t, _ in sums.values()), sum(c for _, c in sums.values()))
+    return {kind: math.exp(total / count) for kind, (total, count) in sums.items()}
+
+
+def held_out(folder: Path, tokenizer: Tokenizer, limit: int) -> dict[str, list[data.Document]]:
+    """Read up to `limit` held-out documents of every kind."""
+    texts: dict[str, list[list[tuple[str, bool]]]] = {}
+    for path in sorted(folder.glob("held-out-*.jsonl")):
+        for line in path.read_text("utf-8").splitlines():
+            value = json.loads(line)
+            if len(texts.setdefault(value["kind"], [])) < limit:
+                texts[value["kind"]].append(value["parts"])
+    return {kind: data.encode(tokenizer, parts) for kind, parts in sorted(texts.items())}
+
+
+def main() -> None:
+    """Print the figures and the transcripts."""
+    parser = argparse.ArgumentParser(description="Evaluate the demo.")
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--mlx", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path)
+    parser.add_argument("--documents", type=int, default=150, help="held-out documents of each kind")
+    parser.add_argument("--transcripts", type=Path)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.2])
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    tokenizer = Tokenizer.from_file(str(options.mlx / "tokenizer.json"))
+    before: dict[str, Tensor] = {}
+    for path in sorted(options.checkpoint.glob("weights-*.safetensors")):
+        before |= load_file(path)
+    settings = json.loads((options.mlx / "config.json").read_text())
+    after = load(unpack(load_file(options.mlx / "model.safetensors"), settings))
+    if options.corpus:
+        documents = held_out(options.corpus, tokenizer, options.documents)
+        one, two = perplexities(load(before), documents), perplexities(after, documents)
+        for kind in one:
+            print(f"| {kind} | {len(documents.get(kind, ()))} | {one[kind]:.4f} | {two[kind]:.4f} |", flush=True)
+    texts = [
+        f"<bos>{item['raw']}" if "raw" in item else corpus.render(item["messages"], item.get("tools"), generate=True)
+        for item in prompts.PROMPTS
+    ]
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    records = []
+    for temperature in options.temperature:
+        for item, text, start, new in zip(prompts.PROMPTS, texts, ids, generate(after, ids, 320, temperature), strict=True):
+            print(f"--- T={temperature} {text[-160:]!r}\n{tokenizer.decode(new, skip_special_tokens=False)}\n", flush=True)
+            if temperature == 0:
+                records.append(item | {"prompt_ids": start, "generated_ids": new, "text": tokenizer.decode(new), "stop": new[-1]})
+    if options.transcripts:
+        options.transcripts.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Train the demo: AdamW, cosine schedule, the last part with the stored precision in the loop.
+
+    python train.py --corpus corpus --tokenizer tokenizer --out checkpoint --steps 4000
+
+In the last part of the schedule the forward and backward pass see every matrix as it will be stored (4 bits in groups
+of 64, the router 8, vectors BF16), and the gradient goes to the float32 weight behind it.
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import data
+import model as demo
+import quant
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SHARD_BYTES = 12 * 2**20
+
+
+class Stored:
+    """Swap every parameter for its stored value and back."""
+
+    def __init__(self, parameters: dict[str, Tensor]) -> None:
+        self.items = [(p, quant.bits_of(name, p.shape)) for name, p in parameters.items()]
+        self.behind: list[Tensor] = []
+
+    @torch.no_grad()
+    def enter(self) -> None:
+        """Keep the float32 values and show the stored ones."""
+        self.behind = [p.clone() for p, _ in self.items]
+        for p, bits in self.items:
+            p.copy_(quant.rounded(p, bits))
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Bring the float32 values back, for the optimiser to move."""
+        for (p, _), value in zip(self.items, self.behind, strict=True):
+            p.copy_(value)
+
+
+def learning_rate(step: int, options: argparse.Namespace) -> float:
+    """Warm up linearly, then follow a cosine down to 2 % of the peak."""
+    if step < options.warmup:
+        return float(options.learning_rate * (step + 1) / options.warmup)
+    done = (step - options.warmup) / max(1, options.steps - options.warmup)
+    return float(options.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done))))
+
+
+def save(model: torch.nn.Module, out: Path, log: dict[str, object]) -> None:
+    """Write the float32 parameters in files of a bounded size, and the log."""
+    out.mkdir(parents=True, exist_ok=True)
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, p in model.named_parameters():
+        if name == "lm_head.weight":
+            continue
+        value = p.detach().float().cpu().contiguous()
+        if size + value.nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = value
+        size += value.nbytes
+    for i, shard in enumerate(shards):
+        save_file(shard, out / f"weights-{i}.safetensors")
+    (out / "log.json").write_text(json.dumps(log, indent=1) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Train the demo model.")
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--rows", type=int, default=128, help="rows of 1024 tokens in a batch")
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--warmup", type=int, default=150)
+    parser.add_argument("--stored-share", type=float, default=0.2, help="part of the steps with the stored precision")
+    parser.add_argument("--balance", type=float, default=0.01, help="weight of the load balancing loss, per layer")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--stop-after-s", type=float, default=1e9, help="end the schedule early after this many seconds")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train and save."""
+    options = parse()
+    began = time.monotonic()
+    tokens, targets = data.load(options.corpus, options.tokenizer)
+    print(f"{tokens.shape[0]} rows, {(tokens > 0).mean():.3f} full, {targets.mean():.3f} targets, {time.monotonic() - began:.1f} s", flush=True)
+    device = torch.device(options.device)
+    model = demo.build(options.seed).to(device)
+    print(f"difference from the transformers class: {demo.check(model):.2e}", flush=True)
+    torch.set_float32_matmul_precision("high")
+    trainer = demo.Trainer(model, compiled=options.compile)
+    parameters = {n: p for n, p in model.named_parameters() if n != "lm_head.weight"}
+    wide = [p for p in parameters.values() if p.ndim >= 2]
+    narrow = [p for p in parameters.values() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": wide, "weight_decay": 0.05}, {"params": narrow, "weight_decay": 0.0}],
+        lr=options.learning_rate, betas=(0.9, 0.98), eps=1e-9, fused=device.type == "cuda",
+    )  # fmt: skip
+    stored = Stored(parameters)
+    stored_from = int(options.steps * (1 - options.stored_share))
+    all_tokens = torch.from_numpy(tokens).to(device)
+    all_targets = torch.from_numpy(targets).to(device)
+    generator = torch.Generator(device=device).manual_seed(options.seed)
+    order = torch.randperm(len(tokens), generator=generator, device=device)
+    cursor = 0
+    history: list[dict[str, float]] = []
+    shares = torch.zeros(())
+    started = time.monotonic()
+    ran = 0
+    for step in range(options.steps):
+        if cursor + options.rows > len(order):
+            order = torch.randperm(len(tokens), generator=generator, device=device)
+            cursor = 0
+        pick = order[cursor : cursor + options.rows]
+        cursor += options.rows
+        ids = all_tokens[pick].long()
+        weights = all_targets[pick].float().roll(-1, 1)
+        weights[:, -1] = 0
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, options)
+        if step >= stored_from:
+            stored.enter()
+        with torch.autocast(device.type, torch.bfloat16), sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            loss, balance, shares = trainer.loss(ids, ids.roll(-1, 1), weights, torch.bfloat16)
+        (loss + options.balance * balance).backward()
+        if step >= stored_from:
+            stored.leave()
+        norm = torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        ran = step + 1
+        if step % 50 == 0 or step in (1, 2, 5, 10, 20) or ran == options.steps:
+            seconds = time.monotonic() - started
+            row = {"step": step, "loss": loss.item(), "balance": balance.item() / len(shares), "norm": float(norm), "seconds": seconds}
+            history.append(row)
+            print(" ".join(f"{k} {v:.4g}" for k, v in row.items()), f"least used expert {float(shares.min()):.4f}", flush=True)
+            if seconds > options.stop_after_s:
+                break
+    log = {
+        "steps": ran, "tokens_seen": ran * options.rows * data.ROW_TOKENS, "rows": len(tokens), "seconds": time.monotonic() - started,
+        "parameters": sum(p.numel() for p in parameters.values()), "expert_shares_last_batch": shares.tolist(),
+        "options": {k: str(v) for k, v in vars(options).items()}, "history": history,
+    }  # fmt: skip
+    save(model, options.out, log)
+
+
+if __name__ == "__main__":
+    main()
