@@ -22,8 +22,9 @@ def fit_config(template: Mapping[str, Any], contract: ManifestContract, arch: Ar
     """
     config = deepcopy(dict(template))
     _repeat_layers(config, contract, arch)
-    for key, value in encode_arch(arch).items():
-        if _read(config, contract).get(key) != value and not _set(config, contract, key, value):
+    wanted = encode_arch(arch)
+    for key, value in wanted.items():
+        if _read(config, contract).get(key) != value and not _set(config, contract, key, wanted):
             raise _not_found(f"config value for arch.{key}", repr(value))
     if contract.accept(contract.from_config(config)) != arch:
         raise _not_found("config of the arch", "one that the contract reads it from")
@@ -51,15 +52,21 @@ def _places(value: dict[str, Any]) -> Iterator[Place]:
             yield from _places(member)
 
 
-def _set(config: dict[str, Any], contract: ManifestContract, key: str, wanted: Any) -> bool:
-    """Change the one value of `config` that states `key` and nothing else; say whether there is one."""
+def _set(config: dict[str, Any], contract: ManifestContract, key: str, wanted: Mapping[str, Any]) -> bool:
+    """Change the one value of `config` that states `key`; say whether there is one.
+
+    What else the contract reads from it must come out as `wanted`.
+    """
     now = _read(config, contract)
     for holder, name in _places(config):
         before = holder[name]
         if type(before) is not type(now.get(key)) or before != now[key]:
             continue
-        holder[name] = wanted
-        if _read(config, contract) == {**now, key: wanted}:
+        holder[name] = wanted[key]
+        changed = _read(config, contract)
+        if changed.get(key) == wanted[key] and all(
+            value in (now.get(k), wanted.get(k)) for k, value in changed.items()
+        ):
             return True
         holder[name] = before
     return False

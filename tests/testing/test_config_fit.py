@@ -64,3 +64,16 @@ def test_a_value_that_no_member_states_is_named() -> None:
     )
     with pytest.raises(UsageError, match=r"^config value for arch.vocabSize is not found by trial; expected 100; give"):
         fit_config(toy_config(toy_arch(), quantised=False), contract, toy_arch(vocab_size=100))
+
+
+def test_one_value_that_states_two_keys() -> None:
+    """Changing it is right when both keys want the same."""
+
+    def read(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {**config["toy"], "headDim": config["head"], "fullHeadDim": config["head"]}
+
+    contract = ManifestContract(family="toy", arch=type(toy_arch()), pinned=(), from_config=read)
+    template = {"head": 32, **toy_config(toy_arch(), quantised=False)}
+    assert fit_config(template, contract, toy_arch(head_dim=16, full_head_dim=16))["head"] == 16
+    with pytest.raises(UsageError, match=r"arch.headDim is not found"):
+        fit_config(template, contract, toy_arch(head_dim=16, full_head_dim=64))
