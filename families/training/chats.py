@@ -96,7 +96,10 @@ def loosen(rng: Random, text: str) -> str:
     if rng.random() < 0.12:
         text = text.rstrip("?.!")
     if rng.random() < 0.06:
-        text = rng.choice(("Hi! ", "Hello. ", "Please tell me: ", "Hey, ", "I have a question. ", "Quick question: ")) + text
+        text = (
+            rng.choice(("Hi! ", "Hello. ", "Please tell me: ", "Hey, ", "I have a question. ", "Quick question: "))
+            + text
+        )
     elif rng.random() < 0.06 and text.endswith("?"):
         text = text.rstrip("?.!") + rng.choice((", please.", ", please?", " please"))
     return text
@@ -107,8 +110,34 @@ def talk(rng: Random) -> facts.Pair:
     if rng.random() < 0.06:
         ask = "[Tell me|Do you know|Can you tell me|Say] a [good |funny |]joke[.|?|]"
         return expand(rng, ask), rng.choice(_JOKES)
+    if rng.random() < 0.2:
+        return without_tool(rng)
     question, answer = rng.choice(_TALK)
     return expand(rng, question), answer
+
+
+def without_tool(rng: Random) -> facts.Pair:
+    """Ask what only a tool could tell, with no tool there: nothing is to be called."""
+    city = rng.choice(words.CITIES) if rng.random() < 0.6 else stories.odd_name(rng)
+    kind = rng.randrange(3)
+    ask, answer = (
+        (
+            (
+                f"[What is|What's|How is|Tell me|Check|Get] the weather [like |]in {city}[ today| now|]?|Is it [raining|sunny|cold|warm] in {city}?|"
+                f"What is the temperature in {city}?|How [warm|cold|hot] is it in {city}?|weather in {city}"
+            ),
+            "I cannot see the weather without a tool.",
+        ),
+        (
+            f"[What time is it|What's the time|What is the time] in {city}[ now|]?",
+            "I have no clock, so I cannot know that without a tool.",
+        ),
+        (
+            f"[Look up|Search for|Please look up|Find] {city}[.|]|[Send a message to|Call] {city}.|Set a timer for {rng.randrange(60)} minutes.",
+            "I cannot do that without a tool.",
+        ),
+    )[kind]
+    return polish(expand(rng, f"[{ask}]")), answer
 
 
 def exchange(rng: Random) -> facts.Pair:
@@ -141,7 +170,12 @@ def styled(rng: Random) -> list[Message]:
     """A system message that changes how the model answers."""
     kind = rng.randrange(4)
     if kind == 0:
-        system = expand(rng, "[Answer|Reply|Always answer] with [one|a single] word.|Give very short answers.|Answer in one word.".join("[]"))
+        system = expand(
+            rng,
+            "[Answer|Reply|Always answer] with [one|a single] word.|Give very short answers.|Answer in one word.".join(
+                "[]"
+            ),
+        )
         while (match := _SHORT.match((pair := facts.fact(rng))[1])) is None:
             pass
         return [{"role": "system", "content": system}, *_turn(rng, (pair[0], polish(match.group(1))))]
@@ -154,7 +188,9 @@ def styled(rng: Random) -> list[Message]:
         turns = [(q, f"{a} Meow!") for q, a in turns]
     else:
         name = rng.choice((*words.ROBOTS, *words.GIRLS, *words.BOYS, *words.PETS))
-        system = expand(rng, f"[Your name is {name}|You are {name}|You are {name}, a helpful assistant|You are called {name}].")
+        system = expand(
+            rng, f"[Your name is {name}|You are {name}|You are {name}, a helpful assistant|You are called {name}]."
+        )
         ask = expand(rng, "[What is your name|Who are you|What are you called|What's your name|Do you have a name]?")
         turns = [facts.fact(rng) for _ in turns]
         turns.insert(rng.randrange(len(turns) + 1), (ask, f"My name is {name}."))
@@ -214,7 +250,9 @@ def memory(rng: Random) -> list[Message]:
             rng.choice((*words.CITIES, odd)),
             rng.choice(words.ANIMALS),
             str(rng.randrange(4, 99)),
-            rng.choice((*(words.GROUPS["fruit"].split()), *(words.GROUPS["sport"].split()), "books", "music", "trains")),
+            rng.choice(
+                (*(words.GROUPS["fruit"].split()), *(words.GROUPS["sport"].split()), "books", "music", "trains")
+            ),
         )[index]
         say, reply, ask, recall = _MEMORY[index]
         told.append((polish(expand(rng, say).format(value)), polish(reply.format(value))))
@@ -229,13 +267,15 @@ def memory(rng: Random) -> list[Message]:
 
 def follow_up(rng: Random) -> list[Message]:
     """Short questions that only make sense after the one before."""
-    forms, table, answer = rng.choice((
-        ("What is the capital of {}?", words.CAPITALS, "The capital of {} is {}."),
-        ("What is the color of {}?", words.COLORS, "{} is {}."),
-        ("What language do people speak in {}?", words.LANGUAGES, "People in {} speak {}."),
-        ("What sound does a {} make?", words.SOUNDS, "A {} says {}."),
-        ("What is a baby {} called?", words.BABIES, "A baby {} is called a {}."),
-    ))
+    forms, table, answer = rng.choice(
+        (
+            ("What is the capital of {}?", words.CAPITALS, "The capital of {} is {}."),
+            ("What is the color of {}?", words.COLORS, "{} is {}."),
+            ("What language do people speak in {}?", words.LANGUAGES, "People in {} speak {}."),
+            ("What sound does a {} make?", words.SOUNDS, "A {} says {}."),
+            ("What is a baby {} called?", words.BABIES, "A baby {} is called a {}."),
+        )
+    )
     keys = rng.sample(list(table), rng.choice((2, 2, 3)))
     article = "a " if "a {}" in forms or "baby" in forms else ""
     turns = [(polish(forms.format(keys[0])), polish(answer.format(keys[0], table[keys[0]])))]
@@ -253,6 +293,10 @@ def mixed(rng: Random) -> list[Message]:
     if rng.random() < 0.35:
         for _ in range(rng.choice((1, 1, 2))):
             told = stories.story(rng)
-            ask = stories.request(rng, told) if rng.random() < 0.7 else expand(rng, "[Tell me another story|Another story, please|One more story].")
+            ask = (
+                stories.request(rng, told)
+                if rng.random() < 0.7
+                else expand(rng, "[Tell me another story|Another story, please|One more story].")
+            )
             turns.insert(rng.randrange(len(turns) + 1), (ask, told.text))
     return opening(rng) + [m for pair in turns for m in _turn(rng, pair)]

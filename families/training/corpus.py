@@ -95,7 +95,7 @@ def raw_facts(rng: Random) -> Parts:
     elif form == 1:
         text = "\n".join(f"Question: {question}\nAnswer: {answer}" for question, answer in pairs)
     else:
-        text = " ".join(chats.talk(rng) if rng.random() < 0.4 else pairs[0])
+        text = "\n".join(chats.talk(rng) if rng.random() < 0.4 else pairs[0])
     return [(f"<bos>{text}<eos>", True)]
 
 
@@ -149,7 +149,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     share = -(-options.documents // options.workers)
     with multiprocessing.Pool(min(options.workers, multiprocessing.cpu_count())) as pool:
-        done = sum(pool.imap_unordered(write_shard, [(i, options.seed, share, options.out) for i in range(options.workers)]))
+        done = sum(
+            pool.imap_unordered(write_shard, [(i, options.seed, share, options.out) for i in range(options.workers)])
+        )
     print(f"{done} documents in {options.out}")
 
 

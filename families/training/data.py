@@ -18,7 +18,9 @@ Document = tuple[list[int], list[bool]]
 
 def encode(tokenizer: Tokenizer, documents: list[list[tuple[str, bool]]]) -> list[Document]:
     """Turn parts into token ids and flags: is this token a training target."""
-    encoded = iter(tokenizer.encode_batch_fast([text for parts in documents for text, _ in parts], add_special_tokens=False))
+    encoded = iter(
+        tokenizer.encode_batch_fast([text for parts in documents for text, _ in parts], add_special_tokens=False)
+    )
     result: list[Document] = []
     for parts in documents:
         ids: list[int] = []

@@ -65,7 +65,9 @@ def generate(model: Gemma4ForCausalLM, prompts_ids: list[list[int]], limit: int,
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts_ids])
     torch.manual_seed(1)
     how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=limit, eos_token_id=list(STOPS), pad_token_id=0, **how)
+    out = model.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=limit, eos_token_id=list(STOPS), pad_token_id=0, **how
+    )
     result = []
     for row in out[:, longest:].tolist():
         end = next((i for i, token in enumerate(row) if token in STOPS), len(row) - 1)
@@ -133,10 +135,16 @@ def main() -> None:
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     records = []
     for temperature in options.temperature:
-        for item, text, start, new in zip(prompts.PROMPTS, texts, ids, generate(after, ids, 320, temperature), strict=True):
-            print(f"--- T={temperature} {text[-160:]!r}\n{tokenizer.decode(new, skip_special_tokens=False)}\n", flush=True)
+        for item, text, start, new in zip(
+            prompts.PROMPTS, texts, ids, generate(after, ids, 320, temperature), strict=True
+        ):
+            print(
+                f"--- T={temperature} {text[-160:]!r}\n{tokenizer.decode(new, skip_special_tokens=False)}\n", flush=True
+            )
             if temperature == 0:
-                records.append(item | {"prompt_ids": start, "generated_ids": new, "text": tokenizer.decode(new), "stop": new[-1]})
+                records.append(
+                    item | {"prompt_ids": start, "generated_ids": new, "text": tokenizer.decode(new), "stop": new[-1]}
+                )
     if options.transcripts:
         options.transcripts.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

@@ -34,7 +34,11 @@ def packed(name: str, weight: Tensor) -> dict[str, Tensor]:
         return {name: weight.bfloat16()}
     codes, scales, biases = quant.affine(weight, bits)
     stem = name.removesuffix(".weight")
-    return {f"{stem}.weight": pack(codes, bits), f"{stem}.scales": scales.bfloat16(), f"{stem}.biases": biases.bfloat16()}
+    return {
+        f"{stem}.weight": pack(codes, bits),
+        f"{stem}.scales": scales.bfloat16(),
+        f"{stem}.biases": biases.bfloat16(),
+    }
 
 
 def mlx_tensors(weights: dict[str, Tensor]) -> dict[str, Tensor]:

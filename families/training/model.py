@@ -18,7 +18,9 @@ BOS = 2
 def build(seed: int) -> Gemma4ForCausalLM:
     """Make a float32 model with fresh weights; `layer_scalar` becomes a trained parameter."""
     torch.manual_seed(seed)
-    model = Gemma4ForCausalLM._from_config(Gemma4TextConfig(**config.text_config()), attn_implementation="eager", dtype=torch.float32)
+    model = Gemma4ForCausalLM._from_config(
+        Gemma4TextConfig(**config.text_config()), attn_implementation="eager", dtype=torch.float32
+    )
     for layer in model.model.layers:
         del layer.layer_scalar
         layer.layer_scalar = nn.Parameter(torch.ones(1))
@@ -43,7 +45,11 @@ class Masks:
         blocks = length // window
         query = place.view(blocks, window)
         key = torch.cat((query - window, query), 1)
-        near = (query[:, :, None] >= key[:, None, :]) & (query[:, :, None] - key[:, None, :] < window) & (key[:, None] >= 0)
+        near = (
+            (query[:, :, None] >= key[:, None, :])
+            & (query[:, :, None] - key[:, None, :] < window)
+            & (key[:, None] >= 0)
+        )
         doc_keys = document[:, key.clamp_min(0)]
         same = document.view(rows, blocks, window)[..., None] == doc_keys[:, :, None, :]
         self.sliding = _additive(same & near, dtype).flatten(0, 1)[:, None]
@@ -106,7 +112,9 @@ def _experts(experts: nn.Module, t: Tensor, dense: Tensor) -> Tensor:
     return F.linear(hidden.flatten(-2), experts.down_proj.permute(1, 0, 2).flatten(1))
 
 
-def block(layer: nn.Module, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, sliding: bool) -> tuple[Tensor, Tensor, Tensor]:  # noqa: FBT001
+def block(
+    layer: nn.Module, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, sliding: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Run one decoder layer; returns its output, its load balancing loss and the experts' shares."""
     attended = _attention(layer, layer.input_layernorm(x), mask, cos, sin, sliding=sliding)
     h = x + layer.post_attention_layernorm(attended)
@@ -142,7 +150,9 @@ class Trainer:
         balances, shares = [], []
         for layer, kind in zip(base.layers, config.LAYER_TYPES, strict=True):
             sliding = kind == "sliding_attention"
-            x, balance, share = self.block(layer, x, masks.sliding if sliding else masks.full, *masks.rotary[kind], sliding)
+            x, balance, share = self.block(
+                layer, x, masks.sliding if sliding else masks.full, *masks.rotary[kind], sliding
+            )
             balances.append(balance)
             shares.append(share)
         return x, torch.stack(balances).sum(), torch.stack(shares)
@@ -150,7 +160,11 @@ class Trainer:
     def loss(self, ids: Tensor, targets: Tensor, weights: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Return the cross-entropy, the balancing loss and the shares."""
         x, balance, shares = self.hidden(ids, dtype)
-        return self.head(self.model.model.norm, self.model.model.embed_tokens.weight, x, targets, weights), balance, shares
+        return (
+            self.head(self.model.model.norm, self.model.model.embed_tokens.weight, x, targets, weights),
+            balance,
+            shares,
+        )
 
 
 @torch.no_grad()

@@ -49,7 +49,10 @@ def _user(*texts: str) -> list[dict[str, object]]:
 
 def _called(name: str, arguments: dict[str, object], result: str) -> list[dict[str, object]]:
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "name": name, "content": result}]
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": name, "content": result},
+    ]
 
 
 _STORIES = (

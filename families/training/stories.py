@@ -1,6 +1,7 @@
 """Short stories from the grammar in plots.txt: pure Python, driven by one `random.Random`."""
 
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -114,13 +115,17 @@ def expand(rng: Random, template: str) -> str:
 
 def polish(text: str) -> str:
     """Capitalise sentence starts and opening quotes; turn `a apple` into `an apple`."""
-    text = _ARTICLE.sub(r"\1n ", text)
+    text = _ARTICLE.sub(r"\1n ", text).replace('!".', '!"')
     return _SENTENCE.sub(lambda m: m.group(1) + m.group(2).upper(), text)
 
 
 def odd_name(rng: Random) -> str:
     """Invent a word: what is asked for must be copied, not recalled."""
-    return "".join(rng.choice(words.SYLLABLES) for _ in range(rng.randrange(2, 4))).capitalize()
+    parts = (
+        rng.choice(words.ONSETS) + rng.choice(words.VOWELS) + rng.choice(words.CODAS)
+        for _ in range(rng.randrange(1, 4))
+    )
+    return "".join(parts).capitalize()
 
 
 def character(rng: Random, taken: set[str], *, child: bool, odd: float = 0.0) -> Character:
@@ -152,32 +157,79 @@ def _opening(rng: Random, line: str, hero: Character, *, child: bool) -> str:
     lived = rng.choice(_LIVED if child else _WILD_LIVED)
     if start.endswith("lived"):
         return line.replace("{opens}", "Once upon a time, there were").replace("{open}", start)
-    if line.startswith("{open} {h.intro}.") and rng.random() < 0.45:
-        sentence = rng.choice((
-            f"{hero.name} was {hero.desc}.",
-            f"{hero.name} was {hero.desc} who lived {lived}.",
-            f"{hero.intro} lived {lived}.",
-            f"{start} {hero.intro}. {hero.form('he')} lived {lived}.",
-            f"{start} {hero.intro} who lived {lived}.",
-        ))
+    if line.startswith("{open} {h.intro}.") and rng.random() < 0.6:
+        day = rng.choice(
+            (
+                "rainy day",
+                "sunny day",
+                "cold day",
+                "warm day",
+                "cold night",
+                "dark night",
+                "sunny morning",
+                "quiet evening",
+            )
+        )
+        far = rng.choice(
+            (
+                "in a forest",
+                "far away",
+                "in a small town",
+                "on an island",
+                "in a green valley",
+                "in a village",
+                "by the sea",
+            )
+        )
+        named = rng.choice(("was named", "was called"))
+        sentence = rng.choice(
+            (
+                f"{hero.name} was {hero.desc}.",
+                f"{hero.name} was {hero.desc}.",
+                f"{hero.name} was {hero.desc} who lived {lived}.",
+                f"{hero.name} the {hero.kind} lived {lived}.",
+                f"{hero.intro} lived {lived}.",
+                f"{start} {hero.intro}. {hero.form('he')} lived {lived}.",
+                f"{start} {hero.intro} who lived {lived}.",
+                f"{start} {hero.desc} who lived {lived}. The {hero.kind} {named} {hero.name}.",
+                f"{start} {hero.desc} who loved to play. {hero.form('his')} name was {hero.name}.",
+                f"{start.split(',')[0].removesuffix(' there was')}, {far}, there [was|lived] {hero.intro}."
+                if "," in start
+                else f"{far}, there [was|lived] {hero.intro}.",
+                f"{far}, there [was|lived] {hero.intro}.",
+                f"It was a {day}. {hero.intro} [was at home|looked up at the sky|was awake].",
+                f"This is the story of {hero.intro}.",
+                f"The {hero.desc.removeprefix('a ')} {named} {hero.name}. {hero.form('he')} lived {lived}.",
+                f"I know a story about {hero.intro}.",
+            )
+        )
         return sentence + line[len("{open} {h.intro}.") :]
     return line.replace("{opens}", "Once upon a time, there were").replace("{open}", start)
 
 
-def _introduce(rng: Random, line: str) -> str:
-    """Say that the friend is one, where the narrator first names it; speech stays as it is."""
+def _introduce(rng: Random, line: str, other: str) -> str:
+    """Say that the friend is one, where the narrator first names it, and `other` after it; speech stays as it is."""
     before, found, after = line.partition("{f}")
-    if not found or "{f." in before or before.endswith("friend ") or before.count('"') % 2 or rng.random() < 0.2:
+    if (
+        not found
+        or "{f." in before
+        or "{opens}" in line
+        or "neighbors" in line
+        or before.endswith("friend ")
+        or before.count('"') % 2
+        or rng.random() < 0.2
+    ):
         return line
-    return f"{before}{{h.his}} friend {{f}}{after}"
+    return f"{before}{{h.his}} friend {{f}}{other}{after}"
 
 
 def story(rng: Random, odd: float = 0.0) -> Story:
     """Write one story, paragraphs separated by an empty line; `odd` is the chance of an invented hero."""
-    slots, lines = rng.choice(PLOTS)
     child = rng.random() < 0.5
     taken: set[str] = set()
     hero = character(rng, taken, child=child, odd=odd)
+    usual = zlib.crc32((hero.name if child else hero.kind).encode())  # different heroes tend to different plots
+    slots, lines = PLOTS[usual % len(PLOTS)] if rng.random() < 0.35 else rng.choice(PLOTS)
     friend = character(rng, taken, child=child if rng.random() < 0.85 else not child)
     third = character(rng, taken, child=child)
     elder = _elder(rng, hero, child=child)
@@ -187,7 +239,9 @@ def story(rng: Random, odd: float = 0.0) -> Story:
         "end": rng.choice(_ENDS) if rng.random() < 0.7 else "",
     }
     for name, choices in slots.items():
-        values[name] = rng.choice(choices)
+        values[name] = rng.choice(
+            [a for a in words.ANIMALS if a not in taken] if name in ("noisy", "proud", "baby") else choices
+        )
 
     def fill(match: re.Match[str]) -> str:
         head, _, form = match.group(1).partition(".")
@@ -208,7 +262,16 @@ def story(rng: Random, odd: float = 0.0) -> Story:
         body = line[2:] if optional else line
         body = expand(rng, _opening(rng, body, hero, child=child) if index == 0 else body)
         if not met and "{f" in body:
-            met, body = True, _introduce(rng, body)
+            met, body = (
+                True,
+                _introduce(
+                    rng,
+                    body,
+                    f" the {friend.kind}"
+                    if friend.kind not in ("girl", "boy", hero.kind) and rng.random() < 0.7
+                    else "",
+                ),
+            )
         while _SLOT.search(body):
             body = _SLOT.sub(fill, body)
         if body:
@@ -221,26 +284,30 @@ def story(rng: Random, odd: float = 0.0) -> Story:
 def request(rng: Random, tale: Story) -> str:
     """Ask for `tale`, naming something that is in it."""
     hero, friend = tale.hero, tale.friend
-    about = rng.choice((
-        f"a {hero.kind}",
-        f"a {hero.kind}",
-        f"a {hero.kind} named {hero.name}",
-        hero.name,
-        f"a {hero.kind} and a {friend.kind}" if hero.kind != friend.kind else f"{hero.name} and {friend.name}",
-        f"{hero.desc}",
-        f"{hero.name} and {friend.name}",
-        tale.title,
-        "friends",
-        "",
-    ))
-    form = rng.choice((
-        "Tell me a [short |little |nice |]story{}.",
-        "Please tell me a [short |]story{}.",
-        "[Can|Could] you tell me a [bedtime |short |]story{}?",
-        "Write a [short |little |]story{}.",
-        "I want [to hear |]a story{}.",
-        "Tell a story{}.",
-        "Make up a story{}.",
-        "Story{}, please.",
-    ))
+    about = rng.choice(
+        (
+            f"a {hero.kind}",
+            f"a {hero.kind}",
+            f"a {hero.kind} named {hero.name}",
+            hero.name,
+            f"a {hero.kind} and a {friend.kind}" if hero.kind != friend.kind else f"{hero.name} and {friend.name}",
+            f"{hero.desc}",
+            f"{hero.name} and {friend.name}",
+            tale.title,
+            "friends",
+            "",
+        )
+    )
+    form = rng.choice(
+        (
+            "Tell me a [short |little |nice |]story{}.",
+            "Please tell me a [short |]story{}.",
+            "[Can|Could] you tell me a [bedtime |short |]story{}?",
+            "Write a [short |little |]story{}.",
+            "I want [to hear |]a story{}.",
+            "Tell a story{}.",
+            "Make up a story{}.",
+            "Story{}, please.",
+        )
+    )
     return polish(expand(rng, form).format(f" about {about}" if about else ""))

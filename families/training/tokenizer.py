@@ -36,10 +36,12 @@ def _texts(corpus: Path, limit: int) -> Iterator[str]:
 
 def _splitter() -> pre_tokenizers.PreTokenizer:
     """Words carry their leading space; digits, punctuation and newlines stand alone."""
-    return pre_tokenizers.Sequence([
-        pre_tokenizers.Split(SPACE, "merged_with_next"),
-        pre_tokenizers.Split(Regex(r"\n|\d|[^\w\s" + SPACE + r"]"), "isolated"),
-    ])
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(SPACE, "merged_with_next"),
+            pre_tokenizers.Split(Regex(r"\n|\d|[^\w\s" + SPACE + r"]"), "isolated"),
+        ]
+    )
 
 
 def train(corpus: Path, limit: int) -> dict[str, object]:
@@ -48,9 +50,18 @@ def train(corpus: Path, limit: int) -> dict[str, object]:
     learner.normalizer = normalizers.Replace(" ", SPACE)
     learner.pre_tokenizer = _splitter()
     fixed = len(SPECIAL) + 256
-    alphabet = [*(chr(i) for i in range(33, 127)), *"\u00b0\u00e9\u00e8\u00fc\u00f6\u00e4\u2019\u201c\u201d\u2014", SPACE, "\n"]
+    alphabet = [
+        *(chr(i) for i in range(33, 127)),
+        *"\u00b0\u00e9\u00e8\u00fc\u00f6\u00e4\u2019\u201c\u201d\u2014",
+        SPACE,
+        "\n",
+    ]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - fixed, min_frequency=1, initial_alphabet=alphabet, limit_alphabet=len(alphabet), show_progress=False
+        vocab_size=VOCAB_SIZE - fixed,
+        min_frequency=1,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
     )
     learner.train_from_iterator(_texts(corpus, limit), trainer)
     learned = json.loads(learner.to_str())
@@ -62,10 +73,22 @@ def train(corpus: Path, limit: int) -> dict[str, object]:
         raise ValueError(f"the vocabulary has more than {VOCAB_SIZE} entries")
     model |= {"vocab": vocab, "byte_fallback": True, "fuse_unk": True}
     added = [
-        {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        {
+            "id": i,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         for i, text in SPECIAL.items()
     ]
-    decoders = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    decoders = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
     return learned | {"added_tokens": added, "decoder": {"type": "Sequence", "decoders": decoders}}
 
 
@@ -95,7 +118,9 @@ def main() -> None:
     sample = "<bos><|turn>user\nHi, 27 + 45 is caf\u00e9 \u732b?<turn|>\n"
     ids = loaded.encode(sample, add_special_tokens=False).ids
     if loaded.decode(ids, skip_special_tokens=False) != sample or loaded.get_vocab_size() != VOCAB_SIZE:
-        raise ValueError(f"the tokenizer does not give back its input: {loaded.decode(ids, skip_special_tokens=False)!r}")
+        raise ValueError(
+            f"the tokenizer does not give back its input: {loaded.decode(ids, skip_special_tokens=False)!r}"
+        )
     print(f"{len(text.encode())} bytes, {ids}")
 
 

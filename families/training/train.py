@@ -16,7 +16,7 @@ import data
 import model as demo
 import quant
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -86,7 +86,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
-    parser.add_argument("--stop-after-s", type=float, default=1e9, help="end the schedule early after this many seconds")
+    parser.add_argument("--init", type=Path, help="go on from the weights in this folder")
+    parser.add_argument(
+        "--stop-after-s", type=float, default=1e9, help="end the schedule early after this many seconds"
+    )
     return parser.parse_args()
 
 
@@ -95,9 +98,18 @@ def main() -> None:
     options = parse()
     began = time.monotonic()
     tokens, targets = data.load(options.corpus, options.tokenizer)
-    print(f"{tokens.shape[0]} rows, {(tokens > 0).mean():.3f} full, {targets.mean():.3f} targets, {time.monotonic() - began:.1f} s", flush=True)
+    print(
+        f"{tokens.shape[0]} rows, {(tokens > 0).mean():.3f} full, {targets.mean():.3f} targets, {time.monotonic() - began:.1f} s",
+        flush=True,
+    )
     device = torch.device(options.device)
-    model = demo.build(options.seed).to(device)
+    model = demo.build(options.seed)
+    if options.init:
+        weights = {
+            n: w for path in sorted(options.init.glob("weights-*.safetensors")) for n, w in load_file(path).items()
+        }
+        model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+    model = model.to(device)
     print(f"difference from the transformers class: {demo.check(model):.2e}", flush=True)
     torch.set_float32_matmul_precision("high")
     trainer = demo.Trainer(model, compiled=options.compile)
@@ -132,7 +144,10 @@ def main() -> None:
             group["lr"] = learning_rate(step, options)
         if step >= stored_from:
             stored.enter()
-        with torch.autocast(device.type, torch.bfloat16), sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        with (
+            torch.autocast(device.type, torch.bfloat16),
+            sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]),
+        ):
             loss, balance, shares = trainer.loss(ids, ids.roll(-1, 1), weights, torch.bfloat16)
         (loss + options.balance * balance).backward()
         if step >= stored_from:
@@ -143,9 +158,19 @@ def main() -> None:
         ran = step + 1
         if step % 50 == 0 or step in (1, 2, 5, 10, 20) or ran == options.steps:
             seconds = time.monotonic() - started
-            row = {"step": step, "loss": loss.item(), "balance": balance.item() / len(shares), "norm": float(norm), "seconds": seconds}
+            row = {
+                "step": step,
+                "loss": loss.item(),
+                "balance": balance.item() / len(shares),
+                "norm": float(norm),
+                "seconds": seconds,
+            }
             history.append(row)
-            print(" ".join(f"{k} {v:.4g}" for k, v in row.items()), f"least used expert {float(shares.min()):.4f}", flush=True)
+            print(
+                " ".join(f"{k} {v:.4g}" for k, v in row.items()),
+                f"least used expert {float(shares.min()):.4f}",
+                flush=True,
+            )
             if seconds > options.stop_after_s:
                 break
     log = {

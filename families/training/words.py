@@ -20,7 +20,9 @@ ANIMALS = (
 ).split()
 HEROINES = "princess queen fairy witch mermaid ballerina farmer baker sailor pirate".split()
 HEROES = "prince king knight wizard cowboy farmer baker sailor pirate fisherman".split()
-SYLLABLES = "ka lo mi ren tas vor bel qui nar sho dim pel gra zu tor wen fil jas hup ost".split()
+ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl qu sh sl st tr th".split()
+VOWELS = "a e i o u a e i o ai ea ee oo ou".split()
+CODAS = ["", "", "", *"b d g k l m n p r s t x ck ll nd ng nt rk st".split()]
 ROBOTS = "Bolt Beep Robo Zip Tik Max-1 Gizmo Sparky".split()
 
 CAPITALS = dict(
@@ -171,7 +173,21 @@ RHYMES = (
     "king:ring cake:lake boat:goat bear:chair fox:box rain:train bed:red book:look nose:rose sea:tea"
 ).split()
 CITIES = [*sorted(set(CAPITALS.values())), "New York", "Chicago", "Milan", "Munich", "Barcelona", "Osaka", "Mumbai"]
-CITIES += ["San Francisco", "Los Angeles", "Las Vegas", "Sydney", "Toronto", "Boston", "Lagos", "Porto", "Hamburg", "Geneva", "Zurich", "Dallas", "Seattle"]
+CITIES += [
+    "San Francisco",
+    "Los Angeles",
+    "Las Vegas",
+    "Sydney",
+    "Toronto",
+    "Boston",
+    "Lagos",
+    "Porto",
+    "Hamburg",
+    "Geneva",
+    "Zurich",
+    "Dallas",
+    "Seattle",
+]
 UNKNOWN = (
     "quantum physics,black holes,the stock market,Roman law,machine learning,the theory of relativity,chess openings,"
     "medieval history,photosynthesis,democracy,Java,Python,Linux,blockchain,inflation,opera,jazz,Shakespeare,Hamlet,"
