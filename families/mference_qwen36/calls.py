@@ -65,7 +65,7 @@ def _written(text: str, start: int, key: str) -> tuple[str, int]:
 
 def can_be_written(value: str) -> bool:
     """Say whether a string reads back as itself."""
-    return not value.startswith(EMPTY_END) and (value + VALUE_END).find(VALUE_END) == len(value)
+    return _written(value + VALUE_END, 0, "")[0] == value
 
 
 def value_of(written: str, schema: Any) -> Any:
