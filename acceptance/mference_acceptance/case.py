@@ -18,7 +18,7 @@ LAYER_BAR = 5e-5
 WIDEST_BAR = 3e-4
 """What takes the place of `LAYER_BAR` where the reference does not agree with itself so closely."""
 
-ROUTER_WEIGHT_BAR = 1e-5
+ROUTER_WEIGHT_BAR = 3e-5
 """float32 router weights against goldens, absolute."""
 
 HALF_BAR, HALF_PRODUCT_BAR = 0.015, 0.05

@@ -2,6 +2,8 @@
 
 import mlx.core as mx
 
+from mference_kernels import levels
+
 SCORE_BYTES = 64 << 20
 """Largest block of float32 scores held at once; queries are taken in blocks that fit."""
 
@@ -48,4 +50,17 @@ def attention_ops(
     return joined.reshape(heads, length, v.shape[-1]).astype(q.dtype)
 
 
-attention = attention_ops
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    query_start: int,
+    key_start: int,
+    window: int | None = None,
+) -> mx.array:
+    """Choose: native kernels where `levels` allows them, else `attention_ops`; arguments and result as there."""
+    fast = levels.cpu()
+    path = fast.attention_cpu if fast else attention_ops
+    return path(q, k, v, scale=scale, query_start=query_start, key_start=key_start, window=window)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LANES = 16
-LARGEST = 32767
+LARGEST = 8388607
 SMALLEST_STEP = -126
 
 
@@ -26,7 +26,7 @@ def f32(value: float) -> float:
 
 
 def integers(x: Sequence[float]) -> tuple[float, list[int]]:
-    """Return the step and the integers of one group: the smallest power of two that keeps |x / step| at most 32767.
+    """Return the step and the integers of one group: the smallest power of two that keeps |x / step| at most 8388607.
 
     The integer is x / step rounded to nearest, ties to even; the step is at least 2^-126. A group holding a NaN or an
     infinity has step NaN and integers 0.
@@ -57,9 +57,11 @@ def product(
     for group, (scale, bias) in enumerate(zip(scales, biases, strict=True)):
         here = slice(group * group_size, (group + 1) * group_size)
         step, whole = integers(x[here])
-        dot = sum(code * value for code, value in zip(codes[here], whole, strict=True))
-        scaled = f32(f32(dot) * f32(scale * step))
-        shift = f32(bias * f32(sum(whole) * step))
+        upper = sum(code * (value >> 8) for code, value in zip(codes[here], whole, strict=True))
+        lower = sum(code * (value & 255) for code, value in zip(codes[here], whole, strict=True))
+        dot = f32(256 * f32(upper) + lower)
+        scaled = f32(dot * f32(scale * step))
+        shift = f32(bias * f32(f32(sum(whole)) * step))
         lane = group % LANES
         lanes[lane] = f32(lanes[lane] + f32(scaled + shift))
     return tree(lanes)

@@ -13,7 +13,7 @@ from mference_kernels.experts import Activation, ExpertWeights
 from mference_kernels.quant import Quantized
 
 BITS, GROUPS = (2, 4, 8), (32, 64, 128)
-ACTIVATIONS = {activations.geglu_ops: 0, activations.swiglu_ops: 1}
+ACTIVATIONS: dict[Activation, int] = {activations.geglu_ops: 0, activations.swiglu_ops: 1}
 
 
 def can_multiply(w: object) -> bool:
@@ -25,6 +25,12 @@ def can_multiply(w: object) -> bool:
         and w.scales.dtype in native.COMPANIONS
         and w.biases.dtype == w.scales.dtype
     )
+
+
+def can_gate(experts: ExpertWeights, activation: Activation) -> bool:
+    """Say whether the native routed block takes these experts and this activation."""
+    known = all(can_multiply(w) for w in (experts.gate, experts.up, experts.down))
+    return known and activation in ACTIVATIONS
 
 
 def matrix_args(w: Quantized, what: str) -> native.MatrixArgs:
@@ -175,8 +181,10 @@ def attention_cpu(
     """
     H, L, D = q.shape
     G, S, E = v.shape
-    if k.shape != (G, S, D) or H % G:
-        raise ValueError(f"[attention] k must be {(G, S, D)} with heads dividing {H} but got {k.shape}")
+    if H % G:
+        raise ValueError(f"[attention] key heads must divide {H} but got {G}")
+    if k.shape != (G, S, D):
+        raise ValueError(f"[attention] keys must be {(G, S, D)} but got {k.shape}")
     if key_start > query_start or query_start + L - key_start > S or (window is not None and window < 1):
         raise ValueError(f"[attention] keys must cover positions to {query_start + L - 1} but got {S} rows")
     held = [native.evaluated(array, mx.float32) for array in (q, k, v)]

@@ -103,10 +103,10 @@ def test_threads_and_batch_change_no_bit() -> None:
 
 def test_extreme_values_equal_the_contract() -> None:
     """Steps at both ends of the range, integers that round up to the limit, and a row of zeros."""
-    limit = [32767.0, 32767.4, -32767.4, 32766.5, 0.5, 1.5, -2.5, 0.0] * 4
+    limit = [8388607.0, 8388606.5, -8388607.0, 4194301.5, 0.5, 1.5, -2.5, 0.0] * 4
     tiny = [1e-40, -3e-39, 1e-45, 2e-38] * 8
     large = [3e38, -1e38, 1e30, 5.0] * 8
-    x = mx.array([[*limit, *tiny], [*large, *[0.0] * 32], [0.0] * 64, [*[32767.6] * 32, *tiny]], dtype=mx.float32)
+    x = mx.array([[*limit, *tiny], [*large, *[0.0] * 32], [0.0] * 64, [*[8388607.5] * 32, *tiny]], dtype=mx.float32)
     w = matrix(4, 64, 4, 32, seed=3)
     want = expected(x, w)
     for variant in native.variants():
@@ -125,12 +125,12 @@ def test_what_is_not_finite_stays_visible(bad: float) -> None:
 
 @pytest.mark.parametrize(("bits", "group"), LAYOUTS)
 def test_results_are_close_to_exact_products(bits: int, group: int) -> None:
-    """15-bit inputs cost less than 4e-5 of the output, as root mean squares."""
+    """Within float32 rounding: an error below 1e-6 of the output, as root mean squares."""
     w = matrix(64, 1408 // group * group, bits, group, dtype=mx.float32)
     x = mx.random.normal((3, 1408 // group * group), key=mx.random.key(5))
     exact = linear_ops(x, w)
     error = cpu.linear_cpu(x, w) - exact
-    assert float(mx.sqrt(mx.mean(error * error) / mx.mean(exact * exact))) < 4e-5
+    assert float(mx.sqrt(mx.mean(error * error) / mx.mean(exact * exact))) < 1e-6
 
 
 def test_several_matrices_in_one_call_equal_each_alone() -> None:

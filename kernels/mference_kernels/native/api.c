@@ -50,11 +50,13 @@ int mf_lay_out(const mf_matrix *w, mf_layout *l) {
     l->plane = mf_round_up(l->row_bytes, MF_PAD);
     const int64_t values = l->plane * l->per_byte, per_group = mf_round_up(l->groups, MF_LANES) * 4;
     l->high = mf_round_up(2 * l->in, MF_PAD);
-    l->low = l->high + values;
+    l->middle = l->high + values;
+    l->low = l->middle + values;
     l->step = l->low + values;
     l->sum = l->step + per_group;
-    l->carry = l->sum + per_group;
-    l->bytes = l->carry + per_group;
+    l->middle_sum = l->sum + per_group;
+    l->low_sum = l->middle_sum + per_group;
+    l->bytes = l->low_sum + per_group;
     return MF_OK;
 }
 

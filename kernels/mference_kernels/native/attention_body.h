@@ -8,11 +8,15 @@
 
 #include "body.h"
 
-#ifndef MF_SLICE
-#define MF_SLICE 1 /* vectors of 16 outputs summed at once per pair: as many as the registers hold */
+#ifndef MF_VECTOR
+#define MF_VECTOR 16 /* bytes of a register; wider types would live in memory */
+#define MF_SLICE 1   /* times 16 outputs summed at once per pair: as many as the registers hold */
 #endif
+#define MF_WIDTH (MF_VECTOR / 4)
+#define MF_PARTS (MF_LANES / MF_WIDTH) /* registers that make 16 lanes */
 
-typedef float mf_v16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float mf_vector __attribute__((vector_size(MF_VECTOR), aligned(4), may_alias));
+typedef float mf_v4 __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef struct {
     int64_t first, last; /* keys seen, as rows of k: first .. last - 1 */
@@ -20,43 +24,52 @@ typedef struct {
     float *out;
 } mf_pair;
 
+/* mf_tree, four lanes at a time. */
+MF_INLINE float mf_tree4(const float *lane) {
+    const mf_v4 *part = (const mf_v4 *)lane;
+    const mf_v4 sum = (part[0] + part[2]) + (part[1] + part[3]);
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
 /* Dots of `count` scaled queries with key row j, put at scores[i * stride]. */
 MF_INLINE void mf_scores(const float *q, const float *k, int64_t dim, int64_t padded, float *scores, int64_t stride,
                          const int count) {
-    mf_v16 lane[MF_PAIRS];
-    for (int i = 0; i < count; i++) lane[i] = (mf_v16){0};
-    int64_t d = 0;
-    for (; d + MF_LANES <= dim; d += MF_LANES) {
-        const mf_v16 key = *(const mf_v16 *)(k + d);
-        for (int i = 0; i < count; i++) lane[i] += *(const mf_v16 *)(q + i * padded + d) * key;
-    }
-    if (d < dim) {
-        mf_v16 key = {0};
-        memcpy(&key, k + d, (size_t)(dim - d) * 4);
-        for (int i = 0; i < count; i++) lane[i] += *(const mf_v16 *)(q + i * padded + d) * key;
-    }
-    for (int i = 0; i < count; i++) scores[i * stride] = mf_tree((const float *)&lane[i]);
-}
-
-/* Add key rows first .. last - 1, weighted, to `width` outputs of `count` pairs. */
-MF_INLINE void mf_weigh(const float *weights, int64_t stride, const float *v, int64_t width, int64_t first, int64_t last,
-                        int64_t value_dim, mf_v16 (*sums)[MF_SLICE], const int count, const int whole) {
-    for (int64_t j = first; j < last; j++) {
-        mf_v16 value[MF_SLICE] = {{0}};
-        if (whole)
-            for (int s = 0; s < MF_SLICE; s++) value[s] = *(const mf_v16 *)(v + j * value_dim + s * MF_LANES);
-        else
-            memcpy(value, v + j * value_dim, (size_t)width * 4);
-        for (int i = 0; i < count; i++) {
-            const float w = weights[i * stride + j];
-            for (int s = 0; s < MF_SLICE; s++) sums[i][s] += value[s] * w;
+    mf_vector lane[MF_PAIRS][MF_PARTS] = {{{0}}};
+    for (int64_t d = 0; d < dim; d += MF_LANES) {
+        float copy[MF_LANES] = {0};
+        const float *key = k + d;
+        if (d + MF_LANES > dim) key = memcpy(copy, key, (size_t)(dim - d) * 4);
+        for (int p = 0; p < MF_PARTS; p++) {
+            const mf_vector part = *(const mf_vector *)(key + p * MF_WIDTH);
+            for (int i = 0; i < count; i++)
+                lane[i][p] += *(const mf_vector *)(q + i * padded + d + p * MF_WIDTH) * part;
         }
     }
+    for (int i = 0; i < count; i++) {
+        float lanes[MF_LANES];
+        memcpy(lanes, lane[i], sizeof lanes);
+        scores[i * stride] = mf_tree4(lanes);
+    }
+}
+
+/* Add key rows first .. last - 1, weighted, to 16 * MF_SLICE outputs of `count` pairs. */
+MF_INLINE void mf_weigh(const float *weights, int64_t stride, const float *v, int64_t first, int64_t last,
+                        int64_t value_stride, mf_vector (*sums)[MF_SLICE * MF_PARTS], const int count) {
+    mf_vector held[MF_PAIRS][MF_SLICE * MF_PARTS];
+    for (int i = 0; i < count; i++)
+        for (int s = 0; s < MF_SLICE * MF_PARTS; s++) held[i][s] = sums[i][s];
+    for (int64_t j = first; j < last; j++)
+        for (int s = 0; s < MF_SLICE * MF_PARTS; s++) {
+            const mf_vector value = *(const mf_vector *)(v + j * value_stride + s * MF_WIDTH);
+            for (int i = 0; i < count; i++) held[i][s] += value * weights[i * stride + j];
+        }
+    for (int i = 0; i < count; i++)
+        for (int s = 0; s < MF_SLICE * MF_PARTS; s++) sums[i][s] = held[i][s];
 }
 
 MF_INLINE void mf_values(const mf_pair *pairs, const float *weights, int64_t stride, const float *totals, const float *v,
-                         int64_t value_dim, int64_t at, int64_t width, const int count, const int whole) {
-    mf_v16 sums[MF_PAIRS][MF_SLICE] = {{{0}}};
+                         int64_t value_stride, int64_t at, const int count) {
+    mf_vector sums[MF_PAIRS][MF_SLICE * MF_PARTS] = {{{0}}};
     int64_t from = 0, to = INT64_MAX; /* rows that every pair sees */
     for (int i = 0; i < count; i++) {
         from = mf_most(from, pairs[i].first);
@@ -64,15 +77,24 @@ MF_INLINE void mf_values(const mf_pair *pairs, const float *weights, int64_t str
     }
     from = mf_least(from, to);
     for (int i = 0; i < count; i++)
-        mf_weigh(weights + i * stride, stride, v + at, width, pairs[i].first, mf_least(from, pairs[i].last), value_dim,
-                 sums + i, 1, whole);
-    mf_weigh(weights, stride, v + at, width, from, to, value_dim, sums, count, whole);
+        mf_weigh(weights + i * stride, stride, v, pairs[i].first, from, value_stride, sums + i, 1);
+    mf_weigh(weights, stride, v, from, to, value_stride, sums, count);
     for (int i = 0; i < count; i++) {
-        mf_weigh(weights + i * stride, stride, v + at, width, mf_most(to, pairs[i].first), pairs[i].last, value_dim,
-                 sums + i, 1, whole);
-        for (int s = 0; s < MF_SLICE; s++) sums[i][s] /= totals[i];
-        memcpy(pairs[i].out + at, sums[i], (size_t)width * 4);
+        mf_weigh(weights + i * stride, stride, v, mf_most(to, pairs[i].first), pairs[i].last, value_stride, sums + i, 1);
+        for (int s = 0; s < MF_SLICE * MF_PARTS; s++) sums[i][s] /= totals[i];
+        memcpy(pairs[i].out + at, sums[i], sizeof sums[i]);
     }
+}
+
+/* The last outputs of a row, one at a time where no whole vector is left. */
+MF_INLINE void mf_values_rest(const mf_pair *pairs, const float *weights, int64_t stride, const float *totals,
+                              const float *v, int64_t value_dim, int64_t at, const int count) {
+    for (int i = 0; i < count; i++)
+        for (int64_t e = at; e < value_dim; e++) {
+            float sum = 0.0f;
+            for (int64_t j = pairs[i].first; j < pairs[i].last; j++) sum += v[j * value_dim + e] * weights[i * stride + j];
+            pairs[i].out[e] = sum / totals[i];
+        }
 }
 
 /* Softmax of scores[first .. last - 1] in place; returns the sum. `phase` is the position of row 0 mod 16. */
@@ -86,7 +108,7 @@ MF_INLINE float mf_softmax(float *scores, int64_t first, int64_t last, int64_t p
     for (; j + MF_LANES <= last; j += MF_LANES)
         for (int i = 0; i < MF_LANES; i++) lane[i] += scores[j + i];
     for (; j < last; j++) lane[(j + phase) % MF_LANES] += scores[j];
-    return mf_tree(lane);
+    return mf_tree4(lane);
 }
 
 MF_INLINE void mf_attend_pairs(const mf_attention *a, int64_t group, int64_t pair, float *scratch, const int count) {
@@ -113,9 +135,8 @@ MF_INLINE void mf_attend_pairs(const mf_attention *a, int64_t group, int64_t pai
     const int64_t step = MF_SLICE * MF_LANES;
     int64_t at = 0;
     for (; at + step <= a->value_dim; at += step)
-        mf_values(pairs, scores, stride, totals, v, a->value_dim, at, step, count, 1);
-    if (at < a->value_dim)
-        mf_values(pairs, scores, stride, totals, v, a->value_dim, at, a->value_dim - at, count, 0);
+        mf_values(pairs, scores, stride, totals, v + at, a->value_dim, at, count);
+    mf_values_rest(pairs, scores, stride, totals, v, a->value_dim, at, count);
 }
 
 MF_INLINE void mf_attend_body(const mf_attention *a, int64_t group, int64_t first, int64_t last, float *scratch) {

@@ -3,6 +3,8 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
+#define MF_VECTOR 32
+#define MF_SLICE 1
 #include "attention_body.h"
 
 #define MF_AVX2_TARGET __attribute__((target("avx2,fma,f16c")))
@@ -44,22 +46,32 @@ MF_AVX2 __m256i reduce(__m256i *v, const int words) {
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
-/* Lane dots of 32 code bytes with the integers of their inputs; at most 8 products of 15 * 255 meet in 16 bits. */
-MF_AVX2 __m256i dot32(__m256i code, const uint8_t *input, const mf_layout *l, int64_t at, const int bits) {
+typedef struct {
+    __m256i upper, lower;
+} two;
+
+/* Lane dots of 32 code bytes with words and low bytes; at most 8 products of 15 * 255 meet in 16 bits. */
+MF_AVX2 two dot32(__m256i code, const uint8_t *input, const mf_layout *l, int64_t at, const int bits) {
     if (bits == 8) {
-        const uint8_t *words = input + 2 * at;
         const __m256i a = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(code));
         const __m256i b = _mm256_cvtepu8_epi16(_mm256_extracti128_si256(code, 1));
-        return _mm256_add_epi32(_mm256_madd_epi16(a, load(words)), _mm256_madd_epi16(b, load(words + 32)));
+        const __m256i c = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(input + l->low + at)));
+        const __m256i d = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(input + l->low + at + 16)));
+        const __m256i e = load(input + 2 * at), f = load(input + 2 * at + 32);
+        return (two){_mm256_add_epi32(_mm256_madd_epi16(a, e), _mm256_madd_epi16(b, f)),
+                     _mm256_add_epi32(_mm256_madd_epi16(a, c), _mm256_madd_epi16(b, d))};
     }
-    const __m256i mask = _mm256_set1_epi8((char)((1 << bits) - 1));
-    __m256i high = _mm256_setzero_si256(), low = high;
+    const __m256i mask = _mm256_set1_epi8((char)((1 << bits) - 1)), one = _mm256_set1_epi16(1);
+    __m256i high = _mm256_setzero_si256(), middle = high, low = high;
     for (int s = 0; s < 8 / bits; s++) {
         const __m256i c = _mm256_and_si256(s ? _mm256_srli_epi16(code, bits * s) : code, mask);
-        high = _mm256_add_epi16(high, _mm256_maddubs_epi16(c, load(input + l->high + s * l->plane + at)));
-        low = _mm256_add_epi16(low, _mm256_maddubs_epi16(load(input + l->low + s * l->plane + at), c));
+        const uint8_t *plane = input + s * l->plane + at;
+        high = _mm256_add_epi16(high, _mm256_maddubs_epi16(c, load(plane + l->high)));
+        middle = _mm256_add_epi16(middle, _mm256_maddubs_epi16(load(plane + l->middle), c));
+        low = _mm256_add_epi16(low, _mm256_maddubs_epi16(load(plane + l->low), c));
     }
-    return _mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(256)), _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
+    const __m256i coarse = _mm256_madd_epi16(high, _mm256_set1_epi16(256));
+    return (two){_mm256_add_epi32(coarse, _mm256_madd_epi16(middle, one)), _mm256_madd_epi16(low, one)};
 }
 
 MF_AVX2 __m256 companions(const uint8_t *row, int32_t type, int64_t g, int64_t here) {
@@ -94,22 +106,27 @@ MF_AVX2 void eight(const mf_matrix *w, const mf_layout *l, const uint8_t *const 
                    const int bits, const int words, const int count, const int whole, __m256 *lanes) {
     const int64_t companion = l->groups * mf_companion_bytes(w->companions), at = g * words * 4;
     const uint8_t *c = w->codes + n * l->row_bytes + at;
-    __m256i part[2][32];
+    __m256i upper[2][32], lower[2][32];
     UNROLL
     for (int j = 0; j < words; j++) {
         if (!whole && 32 * j >= l->row_bytes - at) {
-            for (int m = 0; m < count; m++) part[m][j] = _mm256_setzero_si256();
+            for (int m = 0; m < count; m++) upper[m][j] = lower[m][j] = _mm256_setzero_si256();
             continue;
         }
         if (!(j & 1)) _mm_prefetch((const char *)c + 32 * j + AHEAD, _MM_HINT_T0);
         const __m256i code = whole ? load(c + 32 * j) : codes_at(c + 32 * j, l->row_bytes - at - 32 * j);
-        for (int m = 0; m < count; m++) part[m][j] = dot32(code, inputs[m], l, at + 32 * j, bits);
+        for (int m = 0; m < count; m++) {
+            const two dot = dot32(code, inputs[m], l, at + 32 * j, bits);
+            upper[m][j] = dot.upper;
+            lower[m][j] = dot.lower;
+        }
     }
     const int64_t here = whole ? EIGHT : l->groups - g;
     const __m256 scale = companions(w->scales + n * companion, w->companions, g, here);
     const __m256 bias = companions(w->biases + n * companion, w->companions, g, here);
     for (int m = 0; m < count; m++) {
-        const __m256 dot = _mm256_cvtepi32_ps(reduce(part[m], words));
+        const __m256 coarse = _mm256_mul_ps(_mm256_cvtepi32_ps(reduce(upper[m], words)), _mm256_set1_ps(256.0f));
+        const __m256 dot = _mm256_add_ps(coarse, _mm256_cvtepi32_ps(reduce(lower[m], words)));
         const __m256 unit = _mm256_mul_ps(scale, _mm256_loadu_ps((const float *)(inputs[m] + l->step) + g));
         const __m256 shift = _mm256_mul_ps(bias, _mm256_loadu_ps((const float *)(inputs[m] + l->sum) + g));
         lanes[m] = _mm256_add_ps(lanes[m], _mm256_add_ps(_mm256_mul_ps(dot, unit), shift));
@@ -169,7 +186,7 @@ static void product(const mf_matrix *w, const mf_layout *l, const mf_rows *r, in
 }
 
 MF_AVX2_TARGET static void prepare(const float *x, const mf_layout *layout, uint8_t *row) {
-    mf_prepare_body(x, layout, row);
+    mf_prepare_body(x, layout, row, 0);
 }
 
 MF_AVX2_TARGET static void activate(int32_t kind, const float *gate, const float *up, float *out, int64_t count) {

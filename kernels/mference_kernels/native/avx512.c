@@ -3,6 +3,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#define MF_VECTOR 64
 #define MF_SLICE 4
 #include "attention_body.h"
 #include "avx512.h"
@@ -12,16 +13,16 @@ static int supported(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
 
-/* Integer dots of a block's 16 groups with `count` prepared rows; `bytes` of it lie inside the row of codes. */
+/* Dots of a block's 16 groups with `count` prepared rows; `bytes` of it lie inside the row of codes. */
 MF_AVX512 void dots(const uint8_t *c, int64_t bytes, const mf_layout *l, const uint8_t *const *inputs, int64_t at,
-                    const int bits, const int words, const int count, const int whole, __m512i *out) {
-    __m512i part[4][32];
+                    const int bits, const int words, const int count, const int whole, __m512 *out) {
+    __m512i upper[4][32], lower[4][32];
     const int planes = 8 / bits;
     const __m512i mask = _mm512_set1_epi8((char)((1 << bits) - 1));
     MF_UNROLL(32)
     for (int j = 0; j < words; j++) {
         if (!whole && 64 * j >= bytes) {
-            for (int m = 0; m < count; m++) part[m][j] = _mm512_setzero_si512();
+            for (int m = 0; m < count; m++) upper[m][j] = lower[m][j] = _mm512_setzero_si512();
             continue;
         }
         __m512i code[4];
@@ -33,19 +34,29 @@ MF_AVX512 void dots(const uint8_t *c, int64_t bytes, const mf_layout *l, const u
         for (int s = planes - 1; s >= 0 && bits < 8; s--)
             code[s] = _mm512_and_si512(s ? _mm512_srli_epi16(code[0], (unsigned)(bits * s)) : code[0], mask);
         for (int m = 0; m < count; m++) {
-            const uint8_t *high = inputs[m] + l->high + at + 64 * j, *low = inputs[m] + l->low + at + 64 * j;
-            __m512i sum = _mm512_setzero_si512();
+            const uint8_t *input = inputs[m] + at + 64 * j;
+            __m512i sum = _mm512_setzero_si512(), fine = sum;
             for (int s = 0; s < planes; s++)
-                sum = _mm512_dpbusd_epi32(sum, code[s], _mm512_loadu_si512(high + s * l->plane));
+                sum = _mm512_dpbusd_epi32(sum, code[s], _mm512_loadu_si512(input + l->high + s * l->plane));
             sum = _mm512_slli_epi32(sum, 8);
             for (int s = 0; s < planes; s++) {
                 const __m512i near = bits == 8 ? _mm512_xor_si512(code[s], _mm512_set1_epi8(-128)) : code[s];
-                sum = _mm512_dpbusd_epi32(sum, _mm512_loadu_si512(low + s * l->plane), near);
+                sum = _mm512_dpbusd_epi32(sum, _mm512_loadu_si512(input + l->middle + s * l->plane), near);
+                fine = _mm512_dpbusd_epi32(fine, _mm512_loadu_si512(input + l->low + s * l->plane), near);
             }
-            part[m][j] = sum;
+            upper[m][j] = sum;
+            lower[m][j] = fine;
         }
     }
-    for (int m = 0; m < count; m++) out[m] = mf_reduce512(part[m], words);
+    for (int m = 0; m < count; m++) {
+        __m512i sum = mf_reduce512(upper[m], words), fine = mf_reduce512(lower[m], words);
+        if (bits == 8) { /* codes were taken as code - 128 where bytes are unsigned */
+            const uint8_t *sums = inputs[m] + at / words; /* four bytes a group */
+            sum = _mm512_add_epi32(sum, _mm512_loadu_si512(sums + l->middle_sum));
+            fine = _mm512_add_epi32(fine, _mm512_loadu_si512(sums + l->low_sum));
+        }
+        out[m] = mf_join512(sum, fine);
+    }
 }
 
 MF_AVX512 void rows_of(const mf_matrix *w, const mf_layout *l, const uint8_t *const *inputs, float *const *outputs,
@@ -58,7 +69,7 @@ MF_AVX512 void rows_of(const mf_matrix *w, const mf_layout *l, const uint8_t *co
         for (int64_t g = 0; g < l->groups; g += MF_LANES) {
             const int64_t at = g * words * 4;
             const __mmask16 here = (__mmask16)mf_first_bytes(l->groups - g);
-            __m512i dot[4];
+            __m512 dot[4];
             if (g + MF_LANES <= l->groups)
                 dots(codes + at, 0, l, inputs, at, bits, words, count, 1, dot);
             else
@@ -66,11 +77,9 @@ MF_AVX512 void rows_of(const mf_matrix *w, const mf_layout *l, const uint8_t *co
             const __m512 scale = mf_companions512(scales, w->companions, g, here);
             const __m512 bias = mf_companions512(biases, w->companions, g, here);
             for (int m = 0; m < count; m++) {
-                if (bits == 8) dot[m] = _mm512_add_epi32(dot[m], _mm512_loadu_si512(inputs[m] + l->carry + 4 * g));
                 const __m512 unit = _mm512_mul_ps(scale, _mm512_loadu_ps(inputs[m] + l->step + 4 * g));
-                const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[m]), unit);
                 const __m512 shift = _mm512_mul_ps(bias, _mm512_loadu_ps(inputs[m] + l->sum + 4 * g));
-                lanes[m] = _mm512_add_ps(lanes[m], _mm512_add_ps(scaled, shift));
+                lanes[m] = _mm512_add_ps(lanes[m], _mm512_add_ps(_mm512_mul_ps(dot[m], unit), shift));
             }
         }
         for (int m = 0; m < count; m++) outputs[m][n - first] = mf_tree512(lanes[m]);
@@ -112,7 +121,7 @@ void mf_avx512_product(const mf_matrix *w, const mf_layout *l, const mf_rows *r,
 }
 
 MF_AVX512_TARGET void mf_avx512_prepare(const float *x, const mf_layout *layout, uint8_t *row) {
-    mf_prepare_body(x, layout, row);
+    mf_prepare_body(x, layout, row, 0);
 }
 
 MF_AVX512_TARGET void mf_avx512_activate(int32_t kind, const float *gate, const float *up, float *out, int64_t count) {

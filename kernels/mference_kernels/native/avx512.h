@@ -68,6 +68,11 @@ MF_AVX512 __m512i mf_reduce512(__m512i *v, const int words) {
     return mf_pair512(mf_pair512(mf_quad512(v), mf_quad512(v + 4)), mf_pair512(mf_quad512(v + 8), mf_quad512(v + 12)));
 }
 
+/* A dot from its exact parts: 256 * upper + lower, in float32. */
+MF_AVX512 __m512 mf_join512(__m512i upper, __m512i lower) {
+    return _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(upper), _mm512_set1_ps(256.0f)), _mm512_cvtepi32_ps(lower));
+}
+
 /* The contract's tree over 16 accumulators. */
 MF_AVX512 float mf_tree512(__m512 lanes) {
     const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));

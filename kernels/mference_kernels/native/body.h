@@ -7,52 +7,76 @@
 
 #define MF_ROUND 12582912.0f /* 1.5 * 2^23: adding it rounds to the nearest integer, ties to even */
 
-/* Give `row` the integers of x: per group the smallest step of a power of two (at least 2^-126) with |x / step| rounding
-   to at most 32767. A group that holds a NaN or an infinity gets NaN as step and sum. */
-MF_INLINE void mf_prepare_body(const float *x, const mf_layout *l, uint8_t *row) {
-    int16_t *words = (int16_t *)row;
-    int8_t *high = (int8_t *)(row + l->high);
-    uint8_t *low = row + l->low;
-    float *step = (float *)(row + l->step), *sum = (float *)(row + l->sum);
-    int32_t *carry = (int32_t *)(row + l->carry);
+#define MF_LARGEST 8388607   /* of a group's integers: 23 bits and a sign */
+#define MF_UNITS 8388608.0f  /* 2^23: adding it, with the value's sign, rounds to the nearest integer, ties to even */
+
+/* The parts of a prepared row. */
+typedef struct {
+    int16_t *word;
+    int8_t *high;
+    uint8_t *middle, *low;
+    float *step, *sum;
+    int32_t *middle_sum, *low_sum;
+} mf_parts;
+
+/* Integers of one group of x into t: value / step, rounded to nearest, for the smallest step of a power of two (at least
+   2^-126) that keeps them within MF_LARGEST. Returns the step, or NaN and zeros if a value is not finite. */
+MF_INLINE float mf_integers(const float *x, const int32_t group, int32_t *t) {
+    int32_t largest = 0;
+    for (int32_t i = 0; i < group; i++) {
+        const int32_t bits = (int32_t)(mf_bits_of(x[i]) & 0x7fffffffu);
+        largest = bits > largest ? bits : largest;
+    }
+    uint32_t exponent = (uint32_t)largest >> 23;
+    if (exponent == 255) {
+        for (int32_t i = 0; i < group; i++) t[i] = 0;
+        return mf_float_of(0x7fc00000u);
+    }
+    exponent = exponent < 23 ? 23 : exponent;
+    if (mf_float_of((uint32_t)largest) * mf_float_of((276 - exponent) << 23) >= MF_LARGEST + 0.5f) exponent++;
+    const float inverse = mf_float_of((276 - exponent) << 23);
+    for (int32_t i = 0; i < group; i++) {
+        const float value = x[i] * inverse, units = value < 0.0f ? -MF_UNITS : MF_UNITS;
+        t[i] = (int32_t)((value + units) - units);
+    }
+    return mf_float_of((exponent - 22) << 23);
+}
+
+/* Prepare row x of a product; `grouped` puts low bytes in the order of words. */
+MF_INLINE void mf_prepare_body(const float *x, const mf_layout *l, uint8_t *row, const int grouped) {
+    const mf_parts to = {(int16_t *)row,
+                         (int8_t *)(row + l->high),
+                         row + l->middle,
+                         row + l->low,
+                         (float *)(row + l->step),
+                         (float *)(row + l->sum),
+                         (int32_t *)(row + l->middle_sum),
+                         (int32_t *)(row + l->low_sum)};
     const int32_t group = l->group, per_byte = l->per_byte, bytes = group / per_byte;
     for (int64_t s = 0; s < per_byte; s++)
-        for (int64_t b = s * l->plane + l->row_bytes; b < (s + 1) * l->plane; b++) high[b] = 0, low[b] = 0;
-    for (int64_t g = l->groups; g < mf_round_up(l->groups, MF_LANES); g++) step[g] = sum[g] = 0.0f, carry[g] = 0;
+        for (int64_t b = s * l->plane + l->row_bytes; b < (s + 1) * l->plane; b++)
+            to.high[b] = 0, to.middle[b] = to.low[b] = 0;
+    for (int64_t g = l->groups; g < mf_round_up(l->groups, MF_LANES); g++)
+        to.step[g] = to.sum[g] = 0.0f, to.middle_sum[g] = to.low_sum[g] = 0;
     for (int64_t g = 0; g < l->groups; g++) {
-        const float *v = x + g * group;
-        int32_t largest = 0;
+        int32_t t[MF_MAX_GROUP], total = 0, middle = 0, low = 0;
+        to.step[g] = mf_integers(x + g * group, group, t);
         for (int32_t i = 0; i < group; i++) {
-            int32_t bits = (int32_t)(mf_bits_of(v[i]) & 0x7fffffffu);
-            largest = bits > largest ? bits : largest;
+            total += t[i];
+            middle += t[i] >> 8 & 255;
+            low += t[i] & 255;
         }
-        int16_t t[MF_MAX_GROUP];
-        int32_t total = 0, total_low = 0;
-        uint32_t exponent = (uint32_t)largest >> 23;
-        if (exponent == 255) {
-            for (int32_t i = 0; i < group; i++) t[i] = 0;
-            step[g] = sum[g] = mf_float_of(0x7fc00000u);
-        } else {
-            exponent = exponent < 15 ? 15 : exponent;
-            if (mf_float_of((uint32_t)largest) * mf_float_of((268 - exponent) << 23) >= 32767.5f) exponent++;
-            const float inverse = mf_float_of((268 - exponent) << 23);
-            for (int32_t i = 0; i < group; i++) {
-                int32_t value = (int32_t)(mf_bits_of(v[i] * inverse + MF_ROUND) - 0x4b400000u);
-                t[i] = (int16_t)value;
-                total += value;
-                total_low += value & 255;
-            }
-            step[g] = mf_float_of((exponent - 14) << 23);
-            sum[g] = (float)total * step[g];
-        }
-        carry[g] = 128 * total_low;
+        to.sum[g] = (float)total * to.step[g];
+        to.middle_sum[g] = 128 * middle;
+        to.low_sum[g] = 128 * low;
         for (int32_t s = 0; s < per_byte; s++) {
             const int64_t at = s * l->plane + g * bytes;
             for (int32_t b = 0; b < bytes; b++) {
-                int16_t value = t[b * per_byte + s];
-                words[g * group + s * bytes + b] = value;
-                high[at + b] = (int8_t)(value >> 8);
-                low[at + b] = (uint8_t)(value & 255);
+                const int32_t value = t[b * per_byte + s];
+                to.word[g * group + s * bytes + b] = (int16_t)(value >> 8);
+                to.high[at + b] = (int8_t)(value >> 16);
+                to.middle[at + b] = (uint8_t)(value >> 8 & 255);
+                to.low[grouped ? g * group + s * bytes + b : at + b] = (uint8_t)(value & 255);
             }
         }
     }

@@ -30,15 +30,17 @@ typedef struct {
 } mf_matrix;
 
 /* Where the parts of one prepared row lie, in bytes from its start. Code byte b of a row holds the codes of inputs
-   per_byte * b + s, s = 0 .. per_byte - 1; plane s holds those inputs' integers, in the order of b. */
+   per_byte * b + s, s = 0 .. per_byte - 1; plane s holds those inputs' integers, in the order of b.
+   An integer is 65536 * high + 256 * middle + low = 256 * word + low. */
 typedef struct {
-    int64_t in, groups, row_bytes; /* inputs, groups and code bytes of a row */
-    int64_t plane;                 /* values from one plane to the next */
-    int64_t high, low;             /* planes of int8 and uint8: integer = 256 * high + low */
-    int64_t step, sum, carry;      /* per group: float32 unit, float32 sum of values, int32 128 * sum of low */
-    int64_t bytes;                 /* of the whole prepared row, a multiple of 64 */
+    int64_t in, groups, row_bytes;  /* inputs, groups and code bytes of a row */
+    int64_t plane;                  /* bytes from one plane to the next */
+    int64_t high, middle, low;      /* planes of int8, uint8, uint8 */
+    int64_t step, sum;              /* per group, float32: the integers' unit, the sum of the values */
+    int64_t middle_sum, low_sum;    /* per group, int32: 128 * sum of middle, of low */
+    int64_t bytes;                  /* of the whole prepared row, a multiple of 64 */
     int32_t bits, group, per_byte;
-} mf_layout; /* the integers themselves, int16, come first: per group its part of each plane, plane after plane */
+} mf_layout; /* the words, int16, come first: per group its part of each plane, plane after plane */
 
 /* Rows of a product: prepared inputs and where each row's outputs go. */
 typedef struct {

@@ -4,7 +4,7 @@
 
 static int supported(void) { return 1; }
 
-static void prepare(const float *x, const mf_layout *layout, uint8_t *row) { mf_prepare_body(x, layout, row); }
+static void prepare(const float *x, const mf_layout *layout, uint8_t *row) { mf_prepare_body(x, layout, row, 1); }
 
 static void product(const mf_matrix *w, const mf_layout *layout, const mf_rows *rows, int64_t first, int64_t last) {
     mf_product_body(w, layout, rows, first, last);

@@ -4,23 +4,26 @@
 
 #include "body.h"
 
-/* Exact dot of one group's codes at `c` with its integers at `a`. */
-MF_INLINE int32_t mf_dot(const uint8_t *c, const int16_t *a, const int bits, const int bytes) {
-    int16_t code[MF_MAX_GROUP];
-    int32_t total = 0;
+/* Exact dots of one group's codes at `c` with its words and low bytes, joined in float32. */
+MF_INLINE float mf_dot(const uint8_t *c, const int16_t *word, const uint8_t *low, const int bits, const int bytes) {
+    int16_t code[MF_MAX_GROUP], fine[MF_MAX_GROUP];
+    int32_t upper = 0, lower = 0;
     for (int s = 0; s < 8 / bits; s++)
         for (int b = 0; b < bytes; b++) code[s * bytes + b] = (int16_t)((c[b] >> (s * bits)) & ((1 << bits) - 1));
-    for (int i = 0; i < bytes * 8 / bits; i++) total += code[i] * a[i];
-    return total;
+    for (int i = 0; i < bytes * 8 / bits; i++) fine[i] = low[i];
+    for (int i = 0; i < bytes * 8 / bits; i++) upper += code[i] * word[i];
+    for (int i = 0; i < bytes * 8 / bits; i++) lower += code[i] * fine[i];
+    return (float)upper * 256.0f + (float)lower;
 }
 
 MF_INLINE float mf_output(const uint8_t *codes, const uint8_t *scales, const uint8_t *biases, int32_t companions,
                           const mf_layout *l, const uint8_t *input, const int bits, const int bytes) {
-    const int16_t *words = (const int16_t *)input;
+    const int16_t *word = (const int16_t *)input;
     const float *step = (const float *)(input + l->step), *sum = (const float *)(input + l->sum);
     float lane[MF_LANES] = {0};
     for (int64_t g = 0; g < l->groups; g++) {
-        const float dot = (float)mf_dot(codes + g * bytes, words + g * l->group, bits, bytes);
+        const uint8_t *low = input + l->low + g * l->group;
+        const float dot = mf_dot(codes + g * bytes, word + g * l->group, low, bits, bytes);
         const float scaled = dot * (mf_companion(scales, companions, g) * step[g]);
         lane[g % MF_LANES] += scaled + mf_companion(biases, companions, g) * sum[g];
     }
