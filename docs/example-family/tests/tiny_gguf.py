@@ -2,7 +2,7 @@
 
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -86,12 +86,17 @@ def paired(rows: mx.array, head_dim: int) -> mx.array:
 
 def q4_1(codes: mx.array, scales: mx.array, biases: mx.array) -> bytes:
     """Return blocks of 32: a scale, a minimum, and value j beside value j + 16 in one byte."""
-    blocks = codes.reshape(-1, 2, 16).tolist()
-    parts = [mx.repeat(part.astype(mx.float32), 2, axis=1).flatten().tolist() for part in (scales, biases)]
+    blocks: Any = codes.reshape(-1, 2, 16).tolist()
+    parts: Any = [mx.repeat(part.astype(mx.float32), 2, axis=1).flatten().tolist() for part in (scales, biases)]
     out = b""
     for (low, high), scale, bias in zip(blocks, *parts, strict=True):
         out += struct.pack("<ee", scale, bias) + bytes(a | b << 4 for a, b in zip(low, high, strict=True))
     return out
+
+
+def float_bytes(values: mx.array) -> bytes:
+    """Return values as float32 bytes."""
+    return bytes(memoryview(cast("Any", values.astype(mx.float32))))
 
 
 def tensors_of(reference: Path) -> dict[str, Tensor]:
@@ -105,7 +110,7 @@ def tensors_of(reference: Path) -> dict[str, Tensor]:
     for name, old in back.items():
         weight, stem = stored[name], name.removesuffix(".weight")
         if weight.ndim == 1:
-            made[old] = (0, weight.shape, bytes(memoryview(weight.astype(mx.float32))))
+            made[old] = (0, weight.shape, float_bytes(weight))
             continue
         codes = (weight[..., None] >> (4 * mx.arange(8, dtype=mx.uint32))) & 15
         parts = [codes.reshape(weight.shape[0], -1), stored[f"{stem}.scales"], stored[f"{stem}.biases"]]
@@ -113,7 +118,7 @@ def tensors_of(reference: Path) -> dict[str, Tensor]:
             parts = [paired(part, 16) for part in parts]
         if old in TOP:
             groups = [mx.repeat(part.astype(mx.float32), 64, axis=1) for part in parts[1:]]
-            made[old] = (0, parts[0].shape, bytes(memoryview(parts[0].astype(mx.float32) * groups[0] + groups[1])))
+            made[old] = (0, parts[0].shape, float_bytes(parts[0].astype(mx.float32) * groups[0] + groups[1]))
         else:
             made[old] = (3, parts[0].shape, q4_1(*parts))
     return made
