@@ -293,8 +293,18 @@ def _experts(
         else:
             source = ExpertPool(disk, reader, slots=plan.slots_per_layer, before_first_read=checkpoint.touch)
         companions = next((part.dtype for part in disk.parts if part.name.endswith("_scales")), "BF16")
-        held.append(LayerExperts(source=source, product_dtype=exact_product(companions, product)))
+        held.append(LayerExperts(source=source, product_dtype=exact_product(companions, _expert_product(product))))
     return tuple(held)
+
+
+def _expert_product(product: mx.Dtype) -> mx.Dtype:
+    """Return what the routed experts' products run in: float32 on CUDA.
+
+    There a half-precision product of gathered rows (mlx 0.32.4) can change with the number of rows, and then the
+    number of slots would show in the output.
+    """
+    device = mx.default_device()
+    return mx.float32 if device != mx.Device(mx.cpu) and not mx.metal.is_available() else product
 
 
 def last_rows(x: Any, lengths: Sequence[int]) -> Any:
