@@ -171,6 +171,7 @@ def test_a_model_without_experts_only_has_to_fit() -> None:
         expert_bytes=0,
         budget_bytes=700,
     )
+    assert str(dense(700)).startswith("no experts: 700B of 700B (weights 700B")
     with pytest.raises(UsageError, match="699B; expected at least 700B"):
         dense(699)
 
