@@ -131,10 +131,11 @@ class Generation:
         session, options = self.session, self.options
         room = session.engine.context - len(self.prompt)
         if room < 1:
+            limit = session.engine.context
             raise RequestError(
-                what=f"prompt of {len(self.prompt)} tokens",
-                got=f"no room in a context of {session.engine.context}",
-                expected=f"at most {session.engine.context - 1} tokens",
+                what="prompt",
+                got=f"{len(self.prompt)} tokens",
+                expected=f"at most {limit - 1} in a context of {limit}",
                 remedy="shorten it or raise --max-context",
             )
         if not self.prompt:

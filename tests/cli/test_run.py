@@ -77,7 +77,7 @@ REFUSALS = [
     (["--tokens", "{tmp}/ids.json", "--expert-slots", "many"], "--expert-slots is 'many'", 2),
     (["--tokens", "{tmp}/ids.json", "--memory", "lots"], "memory size is 'lots'", 2),
     (["--tokens", "{tmp}/ids.json", "--memory", "1MiB"], "memory budget is 1.0MiB; expected at least", 2),
-    (["--tokens", "{tmp}/ids.json", "--max-context", "3"], "expected at most 2 tokens", 2),
+    (["--tokens", "{tmp}/ids.json", "--max-context", "3"], "prompt is 3 tokens; expected at most 2 in a context of 3", 2),
     (["--tokens", "{tmp}/ids.json", "--max-context", "9999"], "expected at most 4096 for this model", 2),
     (["--tokens", "{tmp}/ids.json", "--prefill-chunk", "0"], "--prefill-chunk is '0'", 2),
     (["--tokens", "{tmp}/ids.json", "--dtype", "float16"], "--dtype", 2),
