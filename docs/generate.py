@@ -184,23 +184,26 @@ def gate_cases() -> str:
     return "\n".join(rows)
 
 
-def gemma4_memory() -> str:
-    """Return the memory plans of the pinned Gemma 4 checkpoint, as `mference show` counts them."""
-    import mference_gemma4  # noqa: PLC0415
+def family_memory(name: str) -> str:
+    """Return the memory plans of a family's pinned checkpoint, as `mference show` counts them."""
+    from mference_core import plugins  # noqa: PLC0415
     from mference_core.engine import scratch_bytes  # noqa: PLC0415
+    from mference_core.testing.synthetic import plan_synthetic  # noqa: PLC0415
+    from mference_core.weights import resident_bytes  # noqa: PLC0415
 
-    (arch,) = mference_gemma4.mference_manifest_contract().pinned
-    plan = mference_gemma4.mference_install_plan(arch)
+    family = plugins.load(name)
+    made = plan_synthetic(family)
+    arch, plan = made.arch, made.plan
     lines = []
     for title, dtype, width in (
         ("float32, on CPUs", "float32", 4),
         ("bfloat16, on GPUs", "bfloat16", 2),
     ):
-        residents = _resident_bytes(plan, width)
+        residents = resident_bytes(made.checkpoint.weights, width)
         lines.append(f"In {title}; resident weights {format_bytes(residents)}.\n")
         rows = []
         for context in CONTEXTS:
-            layout = mference_gemma4.mference_kv_layout(arch, context, CHUNK, dtype)
+            layout = family.ask("mference_kv_layout", arch=arch, context=context, chunk=CHUNK, dtype=dtype)
             rows.append(_row(arch, layout, residents + scratch_bytes(arch, CHUNK), plan))
         slots = [str(slots) for slots, _ in rows[0][1]]
         lines += ["| Context | State | " + " | ".join(slots) + " |", "| --- " * (len(slots) + 2) + "|"]
@@ -229,28 +232,6 @@ def _row(
     return state, rungs
 
 
-def _resident_bytes(plan: InstallPlan, width: int) -> int:
-    """Return the bytes of residents in memory: matrices in 4 bits, routers in 8, companions `width` bytes wide."""
-    from mference_core.tensors import Quant, Span, Weight  # noqa: PLC0415
-    from mference_core.weights import resident_bytes  # noqa: PLC0415
-
-    weights = {}
-    for name, shape in plan.residents.items():
-        count = 1
-        for size in shape:
-            count *= size
-        if len(shape) == 1:
-            weights[name] = Weight(name=name, dtype="BF16", shape=shape, data=Span(path=DOCS, offset=0, size=2 * count))
-            continue
-        bits = 8 if ".router." in name else 4
-        data, groups = (Span(path=DOCS, offset=0, size=size) for size in (count * bits // 8, count // 32))
-        quant = Quant(bits=bits, group_size=64)
-        weights[name] = Weight(
-            name=name, dtype="U32", shape=shape, data=data, quant=quant, scales=groups, biases=groups
-        )
-    return resident_bytes(weights, width)
-
-
 def insert(page: str, name: str, text: str) -> str:
     """Return `page` with what stands between its marks of `name` replaced."""
     head, begin, rest = page.partition(BEGIN.format(name))
@@ -262,13 +243,17 @@ def insert(page: str, name: str, text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Return every page that has generated text, complete."""
-    acceptance, gemma4 = DOCS / "acceptance.md", DOCS / "families" / "gemma4.md"
+    acceptance = DOCS / "acceptance.md"
+    families = {
+        path: insert(path.read_text("utf-8"), "memory", family_memory(path.stem))
+        for path in sorted((DOCS / "families").glob("*.md"))
+    }
     return {
         DOCS / "cli.md": cli_page(),
         DOCS / "hooks.md": hooks_page(),
         DOCS / "errors.md": errors_page(),
         acceptance: insert(acceptance.read_text("utf-8"), "cases", gate_cases()),
-        gemma4: insert(gemma4.read_text("utf-8"), "memory", gemma4_memory()),
+        **families,
     }
 
 
