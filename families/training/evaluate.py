@@ -22,6 +22,8 @@ from torch import Tensor
 from transformers.models.gemma4.modeling_gemma4 import Gemma4ForCausalLM
 
 STOPS = (1, 106, 50)
+EXACT_TOKENS = 64
+EXACT_KINDS = ("chat-fact", "chat-follow-up", "chat-memory", "chat-style", "tools")
 
 
 def unpack(tensors: dict[str, Tensor], settings: dict[str, object]) -> dict[str, Tensor]:
@@ -94,6 +96,17 @@ def perplexities(model: Gemma4ForCausalLM, documents: dict[str, list[data.Docume
     return {kind: math.exp(total / count) for kind, (total, count) in sums.items()}
 
 
+def exact(model: Gemma4ForCausalLM, documents: list[data.Document]) -> tuple[int, int]:
+    """Count the last replies that greedy generation gives back token for token, of those that are short."""
+    asked, wanted = [], []
+    for ids, flags in documents:
+        start = len(flags) - flags[::-1].index(False) if False in flags else 0
+        if start and len(ids) - start <= EXACT_TOKENS:
+            asked.append(ids[:start])
+            wanted.append(ids[start:])
+    return sum(map(list.__eq__, generate(model, asked, EXACT_TOKENS, 0.0), wanted)), len(wanted)
+
+
 def held_out(folder: Path, tokenizer: Tokenizer, limit: int) -> dict[str, list[data.Document]]:
     """Read up to `limit` held-out documents of every kind."""
     texts: dict[str, list[list[tuple[str, bool]]]] = {}
@@ -128,6 +141,9 @@ def main() -> None:
         one, two = perplexities(load(before), documents), perplexities(after, documents)
         for kind in one:
             print(f"| {kind} | {len(documents.get(kind, ()))} | {one[kind]:.4f} | {two[kind]:.4f} |", flush=True)
+        for kind in EXACT_KINDS:
+            right, count = exact(after, documents[kind])
+            print(f"| {kind}, replies given back exactly | {count} | {right / count:.3f} |", flush=True)
     texts = [
         f"<bos>{item['raw']}" if "raw" in item else corpus.render(item["messages"], item.get("tools"), generate=True)
         for item in prompts.PROMPTS
