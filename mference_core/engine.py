@@ -35,10 +35,13 @@ SCRATCH_FLOOR_BYTES = 96 << 20
 
 @frozen(kw_only=True)
 class LoadOptions:
-    """How to load: `dtype` auto, float32 or bfloat16; `context` and `chunk` in tokens; `memory_bytes` for everything."""
+    """How to load: `dtype` auto, float32 or bfloat16; `context` and `chunk` in tokens; `memory_bytes` for everything.
+
+    Without a `context` it is `DEFAULT_CONTEXT`, or the model's limit where that is smaller.
+    """
 
     dtype: str = "auto"
-    context: int = DEFAULT_CONTEXT
+    context: int | None = None
     chunk: int = DEFAULT_CHUNK
     slots: Requested = "auto"
     memory_bytes: int | None = None
@@ -74,17 +77,18 @@ def plan_for(family: LoadedFamily, checkpoint: Checkpoint, options: LoadOptions)
     """Return the state layout and the memory plan of a load; raises `UsageError` when it cannot fit."""
     arch, dtype = checkpoint.arch, resolve_dtype(options.dtype)
     limit = context_limit(checkpoint.config)
-    if options.context < 1 or options.chunk < 1:
+    context = options.context if options.context is not None else min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
+    if context < 1 or options.chunk < 1:
         raise UsageError(what="--max-context and --prefill-chunk", got="below 1", expected="positive numbers of tokens")
-    if limit is not None and options.context > limit:
-        raise UsageError(what="--max-context", got=str(options.context), expected=f"at most {limit} for this model")
-    chunk = min(options.chunk, options.context)
-    layout = family.ask("mference_kv_layout", arch=arch, context=options.context, chunk=chunk, dtype=dtype)
+    if limit is not None and context > limit:
+        raise UsageError(what="--max-context", got=str(context), expected=f"at most {limit} for this model")
+    chunk = min(options.chunk, context)
+    layout = family.ask("mference_kv_layout", arch=arch, context=context, chunk=chunk, dtype=dtype)
     product_bytes = 4 if product_dtype(dtype) == mx.float32 else 2
     plan = plan_memory(
         budget_bytes=options.memory_bytes,
         resident_bytes=resident_bytes(checkpoint.weights, product_bytes),
-        state_bytes=layout.bytes_at(options.context),
+        state_bytes=layout.bytes_at(context),
         scratch_bytes=scratch_bytes(arch, chunk),
         expert_bytes_per_layer={i: layer.expert_bytes for i, layer in checkpoint.experts.items()},
         experts=arch.num_experts,
@@ -161,7 +165,7 @@ class Engine:
             experts=_experts(checkpoint, graph, reader, files, plan, weights.product_dtype),
             layout=layout,
             memory=plan,
-            chunk=min(options.chunk, options.context),
+            chunk=min(options.chunk, layout.context),
             dtype=dtype,
             weights=weights,
             prefill_step=family.hooks.mference_prefill_step() or advance,

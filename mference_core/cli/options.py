@@ -47,7 +47,7 @@ def model_options(function: F) -> F:
 def load_options(function: F) -> F:
     """Add what decides how a model is loaded."""
     return _stack(
-        click.option("--max-context", default=4096, show_default=True, help="Tokens, prompt and answer together."),
+        click.option("--max-context", type=int, help="Tokens, prompt and answer; 4096 unless the model allows less."),
         click.option("--prefill-chunk", default="auto", show_default=True, help="Tokens per prefill call, or auto."),
         click.option("--memory", help="Budget for everything, such as 6GiB; picks the expert slots."),
         click.option(
