@@ -67,9 +67,17 @@ def _set(config: dict[str, Any], contract: ManifestContract, key: str, wanted: M
         if changed.get(key) == wanted[key] and all(
             value in (now.get(k), wanted.get(k)) for k, value in changed.items()
         ):
+            _repeat(config, name, before, wanted[key])
             return True
         holder[name] = before
     return False
+
+
+def _repeat(config: dict[str, Any], name: str, before: Any, after: Any) -> None:
+    """Change members of the same name and value too: configs say some things twice, for readers other than ours."""
+    for holder, other in _places(config):
+        if other == name and type(holder[other]) is type(before) and holder[other] == before:
+            holder[other] = after
 
 
 def _repeat_layers(config: dict[str, Any], contract: ManifestContract, arch: Arch) -> None:

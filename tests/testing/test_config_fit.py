@@ -20,6 +20,7 @@ def nested_config() -> dict[str, Any]:
     return {
         "model_type": "toy",
         "note": 64,
+        "vocab": 96,
         "width": {"hidden": 64, "vocab": 96},
         "kinds": {"names": ["near", "far", "near"], "count": 3},
         "rest": {key: value for key, value in arch.items() if key not in moved},
@@ -55,6 +56,7 @@ def test_a_nested_config_with_named_layers() -> None:
     config = fit_config(nested_config(), NESTED, arch)
     assert NESTED.accept(NESTED.from_config(config)) == arch
     assert config["note"] == 64
+    assert config["vocab"] == config["width"]["vocab"] == 64, "said twice, changed twice"
     assert config["kinds"] == {"names": ["far", "near", "near", "far", "near"], "count": 5}
 
 
