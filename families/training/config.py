@@ -77,3 +77,10 @@ def quantization() -> dict[str, object]:
         name = f"language_model.model.layers.{layer}.router.proj"
         table[name] = {"bits": ROUTER_BITS, "group_size": GROUP_SIZE}
     return table
+
+
+def bits_of(name: str, shape: tuple[int, ...]) -> int:
+    """Return the width tensor `name` is stored with: 4, 8 for the router's projection, 16 for vectors (BF16)."""
+    if name.endswith("router.proj.weight"):
+        return ROUTER_BITS
+    return BITS if len(shape) >= 2 else 16

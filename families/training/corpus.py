@@ -18,51 +18,9 @@ import chats
 import facts
 import stories
 import tools
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from dialect import Parts, last_reply, plain, whole_timeline
 
-Parts = list[tuple[str, bool]]
-TEMPLATE = Path(__file__).parents[1] / "mference_gemma4" / "chat_template.jinja"
-THOUGHT = "<|channel>thought\n<channel|>"
-MODEL = "<|turn>model\n"
 HELD_OUT_ONE_IN = 200
-_RESPONSE = re.compile(r"(response:.*?<tool_response\|>)", re.DOTALL)
-
-
-def _raise(text: str) -> None:
-    raise ValueError(text)
-
-
-_ENVIRONMENT = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-_ENVIRONMENT.globals["raise_exception"] = _raise
-_TEMPLATE = _ENVIRONMENT.from_string(TEMPLATE.read_text("utf-8"))
-
-
-def render(messages: list[chats.Message], declared: list[tools.Schema] | None, *, generate: bool) -> str:
-    """Render a conversation exactly as at run time, thinking off."""
-    return _TEMPLATE.render(messages=messages, tools=declared, add_generation_prompt=generate, enable_thinking=False)
-
-
-def last_reply(messages: list[chats.Message], declared: list[tools.Schema] | None, end: int) -> Parts:
-    """Make the assistant message at `end` the target, after a fresh rendering of everything before it."""
-    message = messages[end]
-    prompt = render(messages[:end], declared, generate=True)
-    if not message.get("tool_calls"):
-        return [(prompt, False), (f"{str(message['content']).strip()}<turn|>", True)]
-    shown = render(messages[: end + 1], declared, generate=False)
-    base = prompt.removesuffix(THOUGHT)
-    return [(prompt, False), (shown[len(base) :].removesuffix("<turn|>\n") + "<|tool_response>", True)]
-
-
-def whole_timeline(messages: list[chats.Message], declared: list[tools.Schema] | None) -> Parts:
-    """Make every reply a target, in the form a running session has them: with the opening's empty thought."""
-    first, *turns = render(messages, declared, generate=False).split(MODEL)
-    parts: Parts = [(first, False)]
-    for turn in turns:
-        reply, mark, rest = turn.partition("<turn|>")
-        parts.append((MODEL + THOUGHT, False))
-        parts += [(piece, not piece.startswith("response:")) for piece in _RESPONSE.split(reply + mark) if piece]
-        parts.append((rest, False))
-    return parts[:-1]
 
 
 def chat(rng: Random, messages: list[chats.Message], declared: list[tools.Schema] | None = None) -> Parts:
@@ -70,7 +28,7 @@ def chat(rng: Random, messages: list[chats.Message], declared: list[tools.Schema
     replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     if rng.random() < 0.5 and len(replies) > 1:
         return whole_timeline(messages, declared)
-    return last_reply(messages, declared, replies[-1] if rng.random() < 0.5 else rng.choice(replies))
+    return last_reply(rng, messages, declared, replies[-1] if rng.random() < 0.5 else rng.choice(replies))
 
 
 def raw_story(rng: Random) -> Parts:
@@ -82,7 +40,7 @@ def raw_story(rng: Random) -> Parts:
     elif rng.random() < 0.15:
         sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", text)
         text = " ".join(sentences[rng.randrange(min(4, len(sentences))) :])
-    return [(f"<bos>{text}<eos>", True)]
+    return plain(text)
 
 
 def raw_facts(rng: Random) -> Parts:
@@ -96,7 +54,7 @@ def raw_facts(rng: Random) -> Parts:
         text = "\n".join(f"Question: {question}\nAnswer: {answer}" for question, answer in pairs)
     else:
         text = "\n".join(chats.talk(rng) if rng.random() < 0.4 else pairs[0])
-    return [(f"<bos>{text}<eos>", True)]
+    return plain(text)
 
 
 def tool_chat(rng: Random) -> Parts:

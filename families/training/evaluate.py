@@ -11,17 +11,17 @@ import json
 import math
 from pathlib import Path
 
-import corpus
 import data
+import dialect
+import layout
 import model as demo
 import prompts
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers.models.gemma4.modeling_gemma4 import Gemma4ForCausalLM
+from transformers import PreTrainedModel
 
-STOPS = (1, 106, 50)
 EXACT_TOKENS = 64
 EXACT_KINDS = ("chat-fact", "chat-follow-up", "chat-memory", "chat-style", "tools")
 
@@ -42,25 +42,18 @@ def unpack(tensors: dict[str, Tensor], settings: dict[str, object]) -> dict[str,
         codes = ((tensor.long()[..., None] >> shifts) & (2**bits - 1)).flatten(-2).float()
         scales, biases = (tensors[f"{stem}.{part}"].float()[..., None] for part in ("scales", "biases"))
         values[name] = (codes.unflatten(-1, (-1, table["group_size"])) * scales + biases).flatten(-2)
-    result = {f"model.{n.removeprefix('language_model.model.')}": v for n, v in values.items() if "switch_glu" not in n}
-    for layer in range(settings["text_config"]["num_hidden_layers"]):
-        stem = f"language_model.model.layers.{layer}.experts.switch_glu."
-        gate, up, down = (values[f"{stem}{part}_proj.weight"] for part in ("gate", "up", "down"))
-        result[f"model.layers.{layer}.experts.gate_up_proj"] = torch.cat((gate, up), 1)
-        result[f"model.layers.{layer}.experts.down_proj"] = down
-    return result
+    return layout.parameters(values, settings["text_config"]["num_hidden_layers"])
 
 
-def load(parameters: dict[str, Tensor]) -> Gemma4ForCausalLM:
+def load(parameters: dict[str, Tensor]) -> PreTrainedModel:
     """Make the transformers model hold `parameters`; every one must be there."""
     model = demo.build(0)
-    parameters["lm_head.weight"] = parameters["model.embed_tokens.weight"]
-    model.load_state_dict(parameters, strict=True)
+    model.load_state_dict(parameters | {name: parameters[of] for name, of in demo.TIED.items()}, strict=True)
     return model.eval()
 
 
 @torch.no_grad()
-def generate(model: Gemma4ForCausalLM, prompts_ids: list[list[int]], limit: int, temperature: float) -> list[list[int]]:
+def generate(model: PreTrainedModel, prompts_ids: list[list[int]], limit: int, temperature: float) -> list[list[int]]:
     """Continue every prompt, in one batch padded on the left, up to a stop token; temperature 0 is greedy."""
     longest = max(map(len, prompts_ids))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts_ids])
@@ -68,17 +61,22 @@ def generate(model: Gemma4ForCausalLM, prompts_ids: list[list[int]], limit: int,
     torch.manual_seed(1)
     how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     out = model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=limit, eos_token_id=list(STOPS), pad_token_id=0, **how
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=limit,
+        eos_token_id=list(dialect.STOPS),
+        pad_token_id=0,
+        **how,
     )
     result = []
     for row in out[:, longest:].tolist():
-        end = next((i for i, token in enumerate(row) if token in STOPS), len(row) - 1)
+        end = next((i for i, token in enumerate(row) if token in dialect.STOPS), len(row) - 1)
         result.append(row[: end + 1])
     return result
 
 
 @torch.no_grad()
-def perplexities(model: Gemma4ForCausalLM, documents: dict[str, list[data.Document]]) -> dict[str, float]:
+def perplexities(model: PreTrainedModel, documents: dict[str, list[data.Document]]) -> dict[str, float]:
     """Return exp(mean loss over target tokens) per kind of document and for all."""
     trainer = demo.Trainer(model, compiled=False)
     sums: dict[str, tuple[float, float]] = {}
@@ -96,10 +94,12 @@ def perplexities(model: Gemma4ForCausalLM, documents: dict[str, list[data.Docume
     return {kind: math.exp(total / count) for kind, (total, count) in sums.items()}
 
 
-def exact(model: Gemma4ForCausalLM, documents: list[data.Document]) -> tuple[int, int]:
+def exact(model: PreTrainedModel, documents: list[data.Document]) -> tuple[int, int]:
     """Count the last replies that greedy generation gives back token for token, of those that are short."""
     asked, wanted = [], []
-    for ids, flags in documents:
+    for whole, marks in documents:
+        end = len(marks) - marks[::-1].index(True)  # what ends a document need not be a target
+        ids, flags = whole[:end], marks[:end]
         start = len(flags) - flags[::-1].index(False) if False in flags else 0
         if start and len(ids) - start <= EXACT_TOKENS:
             asked.append(ids[:start])
@@ -140,12 +140,17 @@ def main() -> None:
         documents = held_out(options.corpus, tokenizer, options.documents)
         one, two = perplexities(load(before), documents), perplexities(after, documents)
         for kind in one:
-            print(f"| {kind} | {len(documents.get(kind, ()))} | {one[kind]:.4f} | {two[kind]:.4f} |", flush=True)
+            print(
+                f"| {kind} | {len(documents.get(kind, ())) or sum(map(len, documents.values()))} | {one[kind]:.4f} | {two[kind]:.4f} |",
+                flush=True,
+            )
         for kind in EXACT_KINDS:
             right, count = exact(after, documents[kind])
             print(f"| {kind}, replies given back exactly | {count} | {right / count:.3f} |", flush=True)
     texts = [
-        f"<bos>{item['raw']}" if "raw" in item else corpus.render(item["messages"], item.get("tools"), generate=True)
+        dialect.OPENING + item["raw"]
+        if "raw" in item
+        else dialect.render(item["messages"], item.get("tools"), generate=True)
         for item in prompts.PROMPTS
     ]
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]

@@ -11,13 +11,12 @@ import shutil
 from pathlib import Path
 
 import config
+import layout
 import quant
 import torch
+from dialect import TEMPLATE
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-
-TEMPLATE = Path(__file__).parents[1] / "mference_gemma4" / "chat_template.jinja"
-MLX_PREFIX = "language_model.model."
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
@@ -42,18 +41,11 @@ def packed(name: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 def mlx_tensors(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename to the packed repository's names; the experts' joint gate and up matrix becomes two."""
+    """Return the packed repository's tensors by name."""
     result: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        renamed = MLX_PREFIX + name.removeprefix("model.")
-        if renamed.endswith("experts.gate_up_proj"):
-            stem = renamed.removesuffix("gate_up_proj") + "switch_glu."
-            gate, up = weight.chunk(2, 1)
-            result |= packed(f"{stem}gate_proj.weight", gate) | packed(f"{stem}up_proj.weight", up)
-        elif renamed.endswith("experts.down_proj"):
-            result |= packed(f"{renamed.removesuffix('down_proj')}switch_glu.down_proj.weight", weight)
-        else:
-            result |= packed(renamed, weight)
+        for renamed, part in layout.packed(name, weight):
+            result |= packed(renamed, part)
     return {name: tensor.contiguous() for name, tensor in sorted(result.items())}
 
 
@@ -78,7 +70,7 @@ def main() -> None:
     for path in sorted(options.checkpoint.glob("weights-*.safetensors")):
         weights |= load_file(path)
     stored = {
-        name.replace("model.", "model.language_model.", 1): quant.rounded(w, quant.bits_of(name, w.shape)).contiguous()
+        layout.published(name): layout.stored(name, quant.rounded(w, quant.bits_of(name, w.shape))).contiguous()
         for name, w in weights.items()
     }
     settings = config.published_config()

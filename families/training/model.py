@@ -13,6 +13,8 @@ from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4ForCausalLM
 
 BOS = 2
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+"""Parameters that are another one, and are not stored."""
 
 
 def build(seed: int) -> Gemma4ForCausalLM:

@@ -1,15 +1,8 @@
 """Affine quantisation in torch: one scale and one bias, both BF16, per group of 64 inputs of a row."""
 
 import config
-import torch
+from config import bits_of
 from torch import Tensor
-
-
-def bits_of(name: str, shape: torch.Size) -> int:
-    """Return the width tensor `name` is stored with: 4, 8 for the router's projection, 16 for vectors (BF16)."""
-    if name.endswith("router.proj.weight"):
-        return config.ROUTER_BITS
-    return config.BITS if len(shape) >= 2 else 16
 
 
 def affine(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,7 @@ def save(model: torch.nn.Module, out: Path, log: dict[str, object]) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, p in model.named_parameters():
-        if name == "lm_head.weight":
+        if name in demo.TIED:
             continue
         value = p.detach().float().cpu().contiguous()
         if size + value.nbytes > SHARD_BYTES:
@@ -108,12 +108,12 @@ def main() -> None:
         weights = {
             n: w for path in sorted(options.init.glob("weights-*.safetensors")) for n, w in load_file(path).items()
         }
-        model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+        model.load_state_dict(weights | {name: weights[of] for name, of in demo.TIED.items()})
     model = model.to(device)
     print(f"difference from the transformers class: {demo.check(model):.2e}", flush=True)
     torch.set_float32_matmul_precision("high")
     trainer = demo.Trainer(model, compiled=options.compile)
-    parameters = {n: p for n, p in model.named_parameters() if n != "lm_head.weight"}
+    parameters = {n: p for n, p in model.named_parameters() if n not in demo.TIED}
     wide = [p for p in parameters.values() if p.ndim >= 2]
     narrow = [p for p in parameters.values() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
