@@ -133,6 +133,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=512, help="tokens of prefill")
     parser.add_argument("--new", type=int, default=32, help="tokens of decode")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--probe-bytes", type=int, default=1 << 30, help="memory read to learn its speed; 0: none")
     parser.add_argument("--cold", action="store_true", help="drop the model's pages before each run")
     parser.add_argument("--busy", type=int, default=0, help="processes that keep other cores computing")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -150,7 +151,7 @@ def main() -> int:
         from mference_core.testing.synthetic import write_synthetic  # noqa: PLC0415
 
         write_synthetic(plugins.load(options.family), options.model, layers=options.layers, seed=options.seed)
-    report: dict[str, Any] = {"machine": facts(), "read_gb_per_second": read_bandwidth(), "runs": []}
+    report: dict[str, Any] = {"machine": facts(), "read_gb_per_second": read_bandwidth(options.probe_bytes), "runs": []}
     for cap in options.cap:
         for slots in options.slots:
             report["runs"].append(run(options, slots, cap))

@@ -89,7 +89,9 @@ def company(count: int) -> Iterator[None]:
 
 
 def read_bandwidth(size_bytes: int = 1 << 30, rounds: int = 3) -> float | None:
-    """Return the best GB/s at which all threads read memory, or None without the native library."""
+    """Return the best GB/s at which all threads read memory, or None without the native library or any bytes."""
+    if not size_bytes:
+        return None
     import mlx.core as mx  # noqa: PLC0415
 
     from mference_kernels import native  # noqa: PLC0415
