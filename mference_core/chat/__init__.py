@@ -11,7 +11,7 @@ from mference_core.chat.format import (
     ToolCall,
     starts_hidden,
 )
-from mference_core.chat.messages import Message, check_messages, check_tools, read_messages
+from mference_core.chat.messages import Message, check_messages, check_tools, read_messages, read_tools
 from mference_core.chat.schema import NUMBER, branches_of, fit, inner_schema, types_of
 from mference_core.chat.template import common_prefix, kept_prefix, render, render_text
 from mference_core.chat.values import MAX_DEPTH, dump_json, exact_number, load_json
@@ -39,6 +39,7 @@ __all__ = [
     "kept_prefix",
     "load_json",
     "read_messages",
+    "read_tools",
     "render",
     "render_text",
     "starts_hidden",

@@ -188,14 +188,20 @@ def _tool(what: str, value: Any) -> dict[str, Any]:
 
 def read_messages(path: Path) -> list[Message]:
     """Read a conversation from a JSON file. Raises `RequestError` if it is missing, not UTF-8, not JSON or misshapen."""
+    return check_messages(_read_json(path, "a JSON list of messages"))
+
+
+def read_tools(path: Path) -> list[dict[str, Any]] | None:
+    """Read tool declarations from a JSON file; raises as `read_messages`."""
+    return check_tools(_read_json(path, "a JSON list of tools"))
+
+
+def _read_json(path: Path, expected: str) -> Any:
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        return load_json(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise RequestError(what=f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise RequestError(what=f"{path}", got="not UTF-8", expected="a JSON list of messages") from error
-    try:
-        value = load_json(text)
+        raise RequestError(what=f"{path}", got="not UTF-8", expected=expected) from error
     except ValueError as error:
         raise RequestError(what=f"{path} is not JSON: {error}") from error
-    return check_messages(value)

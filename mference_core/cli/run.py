@@ -37,6 +37,7 @@ SOURCES = ("prompt", "prompt_file", "tokens", "messages_file")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="UTF-8 file of such text; - is stdin.")
 @click.option("--tokens", type=click.Path(path_type=Path), help="JSON list of token ids to continue.")
 @click.option("--messages-file", type=click.Path(path_type=Path), help="JSON list of chat messages to answer.")
+@click.option("--tools-file", type=click.Path(path_type=Path), help="JSON list of tools, with --messages-file.")
 @click.option("--think", is_flag=True, help="Let the model reason first, with --messages-file.")
 @click.option("--show-reasoning", is_flag=True, help="Print the reasoning on stderr.")
 @sampling_options
@@ -50,8 +51,11 @@ def command(**values: Any) -> None:
     if len(given) != 1:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in SOURCES)
         raise UsageError(what="prompt options", got=f"{len(given)} of {names}", expected="exactly one")
+    if values["tools_file"] is not None and given[0] != "messages_file":
+        raise UsageError(what="--tools-file", got="without messages", expected="--messages-file beside it")
     options, load = read_sampling(values), read_load(values)
     source = _read_source(given[0], values[given[0]])
+    tools = None if values["tools_file"] is None else _read_tools(values["tools_file"])
     say = quiet_notice(values["quiet"])
 
     from mference_core.engine import Engine  # noqa: PLC0415
@@ -59,7 +63,7 @@ def command(**values: Any) -> None:
 
     found = find_model(values["family"], values["model"], say, _loader(unaccepted=values["unaccepted"]))
     with Engine.load(found.family, found.path, load, say) as engine:
-        generation = _generation(engine, source, options, think=values["think"])
+        generation = _generation(engine, source, options, tools=tools, think=values["think"])
         _print(generation, show_text=not values["as_json"], show_reasoning=values["show_reasoning"])
         if values["as_json"]:
             click.echo(json.dumps(summary(engine, generation), ensure_ascii=False))
@@ -95,7 +99,13 @@ def _read_source(name: str, value: Any) -> Any:
     return source
 
 
-def _generation(engine: "Engine", source: Any, options: "GenerateOptions", *, think: bool) -> "Generation":
+def _read_tools(path: Path) -> Any:
+    from mference_core.chat import read_tools  # noqa: PLC0415
+
+    return read_tools(path)
+
+
+def _generation(engine: "Engine", source: Any, options: "GenerateOptions", *, tools: Any, think: bool) -> "Generation":
     """Return the generation of a prompt text, a list of ids or a list of messages."""
     from mference_core.chat import StreamDecoder, TextDecoder, render  # noqa: PLC0415
     from mference_core.generate import Generation  # noqa: PLC0415
@@ -115,8 +125,9 @@ def _generation(engine: "Engine", source: Any, options: "GenerateOptions", *, th
     elif is_ids:
         prompt = source
     else:
-        prompt = render(tokenizer, chat, source, enable_thinking=chat.thinking(enable_thinking=think or None))
-        decoder = chat.decoder(tokenizer, None, prompt)
+        thinking = chat.thinking(enable_thinking=think or None)
+        prompt = render(tokenizer, chat, source, tools=tools, enable_thinking=thinking)
+        decoder = chat.decoder(tokenizer, tools, prompt)
     return Generation(
         session=engine.session(), prompt=prompt, options=options, stop_ids=chat.stop_ids(tokenizer), decoder=decoder
     )
