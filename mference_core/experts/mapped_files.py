@@ -107,14 +107,22 @@ class MappedFiles:
 
     def __init__(self) -> None:
         self._open: dict[Path, MappedFile] = {}
+        self._closed = False
 
     def get(self, path: Path) -> MappedFile:
         """Return the mapping of a file. Raises: StreamError."""
+        self.check_open()
         if path not in self._open:
             self._open[path] = MappedFile(path)
         return self._open[path]
 
     def close(self) -> None:
         """Unmap all of them; no address of theirs may be used any more."""
+        self._closed = True
         for mapped in self._open.values():
             mapped.close()
+
+    def check_open(self) -> None:
+        """Raise StreamError after `close`."""
+        if self._closed:
+            raise StreamError(what="the mapping of expert files", got="closed", expected="an open model")

@@ -20,6 +20,8 @@ from mference_core.tensors import ExpertLayer
 
 # A request for more is cut in tiles, so that one tile is used while the next is being read.
 EXPERTS_AT_A_TIME = 32
+# What was in memory so short a time ago still is, as nearly always as not to be worth asking nine times an expert.
+RECHECK_SECONDS = 10.0
 
 Place = tuple[MappedFile, int, int]
 """A span of a mapped file: offset and size in bytes."""
@@ -44,6 +46,7 @@ class MappedExperts:
         self._files = files
         self._before_first_read = before_first_read
         self._stats = ExpertStats()
+        self._seen = [-RECHECK_SECONDS] * layer.count
         self._spans = [self._spans_of(expert) for expert in range(layer.count)]
         self.table = _table(map(self._parts_of, range(layer.count)))
 
@@ -100,10 +103,17 @@ class MappedExperts:
         if self._before_first_read is not None:
             self._before_first_read(self.layer.layer)
             self._before_first_read = None
-        missing = {expert: size for expert in experts if (size := self._missing_bytes(expert))}
-        for expert in missing:
-            for file, offset, size in self._spans[expert]:
-                file.will_need(offset, size)
+        self._files.check_open()
+        now, missing = time.monotonic(), dict[int, int]()
+        for expert in experts:
+            if now - self._seen[expert] < RECHECK_SECONDS:
+                continue
+            if size := self._missing_bytes(expert):
+                missing[expert] = size
+                for file, offset, length in self._spans[expert]:
+                    file.will_need(offset, length)
+            else:
+                self._seen[expert] = now
         return missing
 
     def _missing_bytes(self, expert: int) -> int:

@@ -113,6 +113,25 @@ def test_what_is_not_in_memory_is_a_miss_once(tmp_path: Path, files: MappedFiles
     assert source.stats.stall_seconds > 0
 
 
+def test_an_expert_used_lately_is_not_asked_about_again(
+    checkpoint: Checkpoint, files: MappedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking costs a system call per extent; what was there ten seconds ago counts as there, then it is asked again."""
+    asked, clock, sizes = list[int](), [100.0], [0]
+
+    def look(expert: int) -> int:
+        asked.append(expert)
+        return sizes[0]
+
+    monkeypatch.setattr("mference_core.experts.mapping.time.monotonic", lambda: clock[0])
+    source = MappedExperts(checkpoint.experts[1], files)
+    monkeypatch.setattr(source, "_missing_bytes", look)
+    for now, missing, misses in ((100, 7, (2,)), (101, 0, ()), (110, 7, ()), (111, 7, (2,)), (111, 7, (2,))):
+        clock[0], sizes[0] = now, missing
+        assert source.acquire([2]).misses == misses
+    assert len(asked) == 4
+
+
 @linux
 def test_a_prefetch_reads_ahead_and_counts_no_use(tmp_path: Path, files: MappedFiles) -> None:
     layer = big_layer(tmp_path)
