@@ -45,7 +45,12 @@ def command(output: Path, *extra: str, cc: list[str] | None = None) -> list[str]
 
 
 def build(output: Path = LIBRARY) -> str | None:
-    """Build the library at `output`; return None, or one line saying why there is none. Nothing half-written stays."""
+    """Build the library at `output` unless these sources' is there; return None, or one line saying why there is none.
+
+    Nothing half-written stays.
+    """
+    if output.exists() and digest().encode() in output.read_bytes():
+        return None
     if not compiler():
         return "no C compiler was found; set CC or install gcc or clang"
     try:

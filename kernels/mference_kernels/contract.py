@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LANES = 16
-LARGEST = 8388607
+LARGEST = 8355711
 SMALLEST_STEP = -126
 
 
@@ -26,7 +26,7 @@ def f32(value: float) -> float:
 
 
 def integers(x: Sequence[float]) -> tuple[float, list[int]]:
-    """Return the step and the integers of one group: the smallest power of two that keeps |x / step| at most 8388607.
+    """Return the step and the integers of one group: the smallest power of two that keeps |x / step| at most 8355711.
 
     The integer is x / step rounded to nearest, ties to even; the step is at least 2^-126. A group holding a NaN or an
     infinity has step NaN and integers 0.
@@ -57,8 +57,9 @@ def product(
     for group, (scale, bias) in enumerate(zip(scales, biases, strict=True)):
         here = slice(group * group_size, (group + 1) * group_size)
         step, whole = integers(x[here])
-        upper = sum(code * (value >> 8) for code, value in zip(codes[here], whole, strict=True))
-        lower = sum(code * (value & 255) for code, value in zip(codes[here], whole, strict=True))
+        words = [(value + 128) >> 8 for value in whole]
+        upper = sum(code * word for code, word in zip(codes[here], words, strict=True))
+        lower = sum(c * (value - 256 * word) for c, value, word in zip(codes[here], whole, words, strict=True))
         dot = f32(256 * f32(upper) + lower)
         scaled = f32(dot * f32(scale * step))
         shift = f32(bias * f32(f32(sum(whole)) * step))

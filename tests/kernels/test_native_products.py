@@ -103,10 +103,10 @@ def test_threads_and_batch_change_no_bit() -> None:
 
 def test_extreme_values_equal_the_contract() -> None:
     """Steps at both ends of the range, integers that round up to the limit, and a row of zeros."""
-    limit = [8388607.0, 8388606.5, -8388607.0, 4194301.5, 0.5, 1.5, -2.5, 0.0] * 4
+    limit = [8355711.0, 8355710.5, -8355711.0, 4194301.5, 0.5, 1.5, -2.5, 0.0] * 4
     tiny = [1e-40, -3e-39, 1e-45, 2e-38] * 8
     large = [3e38, -1e38, 1e30, 5.0] * 8
-    x = mx.array([[*limit, *tiny], [*large, *[0.0] * 32], [0.0] * 64, [*[8388607.5] * 32, *tiny]], dtype=mx.float32)
+    x = mx.array([[*limit, *tiny], [*large, *[0.0] * 32], [0.0] * 64, [*[8355711.5] * 32, *tiny]], dtype=mx.float32)
     w = matrix(4, 64, 4, 32, seed=3)
     want = expected(x, w)
     for variant in native.variants():

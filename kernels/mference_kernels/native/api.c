@@ -1,9 +1,9 @@
 /* What the binding calls: choosing a variant, products, rows of a table. Pointers may be unaligned unless they are float. */
 #include "work.h"
 
-#if defined(__x86_64__)
+#if defined(MF_X86)
 static const mf_variant *const variants[] = {&mf_amx, &mf_avx512, &mf_avx2, &mf_portable};
-#elif defined(__aarch64__)
+#elif defined(MF_ARM)
 static const mf_variant *const variants[] = {&mf_neon, &mf_portable};
 #else
 static const mf_variant *const variants[] = {&mf_portable};
@@ -54,9 +54,7 @@ int mf_lay_out(const mf_matrix *w, mf_layout *l) {
     l->low = l->middle + values;
     l->step = l->low + values;
     l->sum = l->step + per_group;
-    l->middle_sum = l->sum + per_group;
-    l->low_sum = l->middle_sum + per_group;
-    l->bytes = l->low_sum + per_group;
+    l->bytes = l->sum + per_group;
     return MF_OK;
 }
 

@@ -1,5 +1,6 @@
 /* AVX2. Eight groups at a time: one vector register holds their integer dots, in order. */
-#if defined(__x86_64__)
+#include "mference.h"
+#if defined(MF_X86)
 #include <cpuid.h>
 #include <immintrin.h>
 
@@ -12,10 +13,11 @@
 #define AHEAD 4096 /* bytes */
 #define EIGHT 8
 
+#define PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
-#define UNROLL _Pragma("unroll")
+#define UNROLL(n) PRAGMA(unroll n)
 #else
-#define UNROLL _Pragma("GCC unroll 32")
+#define UNROLL(n) PRAGMA(GCC unroll n)
 #endif
 
 /* The compiler's own test does not know this name everywhere. */
@@ -35,13 +37,11 @@ MF_AVX2 __m256i quad(const __m256i *v) {
     return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
 
-/* Vectors v[0 .. words - 1] hold 8 groups of `words` lanes one after another; return the 8 sums in order. */
+/* Vectors v[0 ..] hold 8 groups of `words` lanes, at most 8, one after another; return the 8 sums in order. */
 MF_AVX2 __m256i reduce(__m256i *v, const int words) {
     if (words == 2) return _mm256_permute4x64_epi64(_mm256_hadd_epi32(v[0], v[1]), 0xd8);
     if (words == 4)
         return _mm256_permutevar8x32_epi32(quad(v), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    for (int fold = words / EIGHT; fold > 1; fold /= 2)
-        for (int j = 0; j < EIGHT * fold / 2; j++) v[j] = _mm256_add_epi32(v[2 * j], v[2 * j + 1]);
     const __m256i a = quad(v), b = quad(v + 4);
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
@@ -50,13 +50,13 @@ typedef struct {
     __m256i upper, lower;
 } two;
 
-/* Lane dots of 32 code bytes with words and low bytes; at most 8 products of 15 * 255 meet in 16 bits. */
+/* Lane dots of 32 code bytes with words and low bytes; at most 8 products of 15 * 128 meet in 16 bits. */
 MF_AVX2 two dot32(__m256i code, const uint8_t *input, const mf_layout *l, int64_t at, const int bits) {
     if (bits == 8) {
         const __m256i a = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(code));
         const __m256i b = _mm256_cvtepu8_epi16(_mm256_extracti128_si256(code, 1));
-        const __m256i c = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(input + l->low + at)));
-        const __m256i d = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(input + l->low + at + 16)));
+        const __m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(input + l->low + at)));
+        const __m256i d = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(input + l->low + at + 16)));
         const __m256i e = load(input + 2 * at), f = load(input + 2 * at + 32);
         return (two){_mm256_add_epi32(_mm256_madd_epi16(a, e), _mm256_madd_epi16(b, f)),
                      _mm256_add_epi32(_mm256_madd_epi16(a, c), _mm256_madd_epi16(b, d))};
@@ -67,8 +67,8 @@ MF_AVX2 two dot32(__m256i code, const uint8_t *input, const mf_layout *l, int64_
         const __m256i c = _mm256_and_si256(s ? _mm256_srli_epi16(code, bits * s) : code, mask);
         const uint8_t *plane = input + s * l->plane + at;
         high = _mm256_add_epi16(high, _mm256_maddubs_epi16(c, load(plane + l->high)));
-        middle = _mm256_add_epi16(middle, _mm256_maddubs_epi16(load(plane + l->middle), c));
-        low = _mm256_add_epi16(low, _mm256_maddubs_epi16(load(plane + l->low), c));
+        middle = _mm256_add_epi16(middle, _mm256_maddubs_epi16(c, load(plane + l->middle)));
+        low = _mm256_add_epi16(low, _mm256_maddubs_epi16(c, load(plane + l->low)));
     }
     const __m256i coarse = _mm256_madd_epi16(high, _mm256_set1_epi16(256));
     return (two){_mm256_add_epi32(coarse, _mm256_madd_epi16(middle, one)), _mm256_madd_epi16(low, one)};
@@ -106,19 +106,21 @@ MF_AVX2 void eight(const mf_matrix *w, const mf_layout *l, const uint8_t *const 
                    const int bits, const int words, const int count, const int whole, __m256 *lanes) {
     const int64_t companion = l->groups * mf_companion_bytes(w->companions), at = g * words * 4;
     const uint8_t *c = w->codes + n * l->row_bytes + at;
-    __m256i upper[2][32], lower[2][32];
-    UNROLL
-    for (int j = 0; j < words; j++) {
-        if (!whole && 32 * j >= l->row_bytes - at) {
-            for (int m = 0; m < count; m++) upper[m][j] = lower[m][j] = _mm256_setzero_si256();
-            continue;
-        }
-        if (!(j & 1)) _mm_prefetch((const char *)c + 32 * j + AHEAD, _MM_HINT_T0);
-        const __m256i code = whole ? load(c + 32 * j) : codes_at(c + 32 * j, l->row_bytes - at - 32 * j);
-        for (int m = 0; m < count; m++) {
-            const two dot = dot32(code, inputs[m], l, at + 32 * j, bits);
-            upper[m][j] = dot.upper;
-            lower[m][j] = dot.lower;
+    const int fold = words / EIGHT ? words / EIGHT : 1; /* vectors of one group, at least */
+    __m256i upper[2][EIGHT], lower[2][EIGHT];
+    UNROLL(8)
+    for (int j = 0; j < words / fold; j++) {
+        for (int m = 0; m < count; m++) upper[m][j] = lower[m][j] = _mm256_setzero_si256();
+        int turns = fold;
+        if (fold > 1) MF_HIDE(turns);
+        for (int i = j * fold; i < j * fold + turns && (whole || at + 32 * i < l->row_bytes); i++) {
+            _mm_prefetch((const char *)c + 32 * i + AHEAD, _MM_HINT_T0);
+            const __m256i code = whole ? load(c + 32 * i) : codes_at(c + 32 * i, l->row_bytes - at - 32 * i);
+            for (int m = 0; m < count; m++) {
+                const two dot = dot32(code, inputs[m], l, at + 32 * i, bits);
+                upper[m][j] = fold > 1 ? _mm256_add_epi32(upper[m][j], dot.upper) : dot.upper;
+                lower[m][j] = fold > 1 ? _mm256_add_epi32(lower[m][j], dot.lower) : dot.lower;
+            }
         }
     }
     const int64_t here = whole ? EIGHT : l->groups - g;

@@ -12,12 +12,15 @@
 
 #define MF_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
-#define MF_UNROLL(n) MF_PRAGMA(unroll)
+#define MF_UNROLL(n) MF_PRAGMA(unroll n)
 #else
 #define MF_UNROLL(n) MF_PRAGMA(GCC unroll n)
 #endif
 
-void mf_avx512_product(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first, int64_t last);
+#define MF_PANEL_ROWS 4 /* from here on unpacking sixteen outputs at once pays */
+
+void mf_avx512_few(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first, int64_t last);
+void mf_avx512_many(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first, int64_t last);
 void mf_avx512_prepare(const float *x, const mf_layout *layout, uint8_t *row);
 void mf_avx512_activate(int32_t kind, const float *gate, const float *up, float *out, int64_t count);
 void mf_avx512_attend(const mf_attention *call, int64_t group, int64_t first, int64_t last, float *scratch);
@@ -46,7 +49,7 @@ MF_AVX512 __m512i mf_pair512(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-/* Vectors v[0 .. words - 1] hold 16 groups of `words` lanes one after another; return the 16 sums in order. */
+/* Vectors v[0 ..] hold 16 groups of `words` lanes, at most 16, one after another; return the 16 sums in order. */
 MF_AVX512 __m512i mf_reduce512(__m512i *v, const int words) {
     if (words == 2) {
         const __m512 a = _mm512_castsi512_ps(v[0]), b = _mm512_castsi512_ps(v[1]);
@@ -63,8 +66,6 @@ MF_AVX512 __m512i mf_reduce512(__m512i *v, const int words) {
         const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
         return _mm512_permutexvar_epi32(order, mf_pair512(mf_quad512(v), mf_quad512(v + 4)));
     }
-    if (words == 32)
-        for (int j = 0; j < 16; j++) v[j] = _mm512_add_epi32(v[2 * j], v[2 * j + 1]);
     return mf_pair512(mf_pair512(mf_quad512(v), mf_quad512(v + 4)), mf_pair512(mf_quad512(v + 8), mf_quad512(v + 12)));
 }
 

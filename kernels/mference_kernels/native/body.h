@@ -7,16 +7,14 @@
 
 #define MF_ROUND 12582912.0f /* 1.5 * 2^23: adding it rounds to the nearest integer, ties to even */
 
-#define MF_LARGEST 8388607   /* of a group's integers: 23 bits and a sign */
+#define MF_LARGEST 8355711   /* of a group's integers: 65536 * 127 + 256 * 127 + 127 */
 #define MF_UNITS 8388608.0f  /* 2^23: adding it, with the value's sign, rounds to the nearest integer, ties to even */
 
 /* The parts of a prepared row. */
 typedef struct {
     int16_t *word;
-    int8_t *high;
-    uint8_t *middle, *low;
+    int8_t *high, *middle, *low;
     float *step, *sum;
-    int32_t *middle_sum, *low_sum;
 } mf_parts;
 
 /* Integers of one group of x into t: value / step, rounded to nearest, for the smallest step of a power of two (at least
@@ -44,39 +42,26 @@ MF_INLINE float mf_integers(const float *x, const int32_t group, int32_t *t) {
 
 /* Prepare row x of a product; `grouped` puts low bytes in the order of words. */
 MF_INLINE void mf_prepare_body(const float *x, const mf_layout *l, uint8_t *row, const int grouped) {
-    const mf_parts to = {(int16_t *)row,
-                         (int8_t *)(row + l->high),
-                         row + l->middle,
-                         row + l->low,
-                         (float *)(row + l->step),
-                         (float *)(row + l->sum),
-                         (int32_t *)(row + l->middle_sum),
-                         (int32_t *)(row + l->low_sum)};
+    const mf_parts to = {(int16_t *)row,           (int8_t *)(row + l->high),  (int8_t *)(row + l->middle),
+                         (int8_t *)(row + l->low), (float *)(row + l->step), (float *)(row + l->sum)};
     const int32_t group = l->group, per_byte = l->per_byte, bytes = group / per_byte;
     for (int64_t s = 0; s < per_byte; s++)
         for (int64_t b = s * l->plane + l->row_bytes; b < (s + 1) * l->plane; b++)
-            to.high[b] = 0, to.middle[b] = to.low[b] = 0;
-    for (int64_t g = l->groups; g < mf_round_up(l->groups, MF_LANES); g++)
-        to.step[g] = to.sum[g] = 0.0f, to.middle_sum[g] = to.low_sum[g] = 0;
+            to.high[b] = to.middle[b] = to.low[b] = 0;
+    for (int64_t g = l->groups; g < mf_round_up(l->groups, MF_LANES); g++) to.step[g] = to.sum[g] = 0.0f;
     for (int64_t g = 0; g < l->groups; g++) {
-        int32_t t[MF_MAX_GROUP], total = 0, middle = 0, low = 0;
+        int32_t t[MF_MAX_GROUP], total = 0;
         to.step[g] = mf_integers(x + g * group, group, t);
-        for (int32_t i = 0; i < group; i++) {
-            total += t[i];
-            middle += t[i] >> 8 & 255;
-            low += t[i] & 255;
-        }
+        for (int32_t i = 0; i < group; i++) total += t[i];
         to.sum[g] = (float)total * to.step[g];
-        to.middle_sum[g] = 128 * middle;
-        to.low_sum[g] = 128 * low;
         for (int32_t s = 0; s < per_byte; s++) {
             const int64_t at = s * l->plane + g * bytes;
             for (int32_t b = 0; b < bytes; b++) {
-                const int32_t value = t[b * per_byte + s];
-                to.word[g * group + s * bytes + b] = (int16_t)(value >> 8);
-                to.high[at + b] = (int8_t)(value >> 16);
-                to.middle[at + b] = (uint8_t)(value >> 8 & 255);
-                to.low[grouped ? g * group + s * bytes + b : at + b] = (uint8_t)(value & 255);
+                const int32_t value = t[b * per_byte + s], word = (value + 128) >> 8, high = (word + 128) >> 8;
+                to.word[g * group + s * bytes + b] = (int16_t)word;
+                to.high[at + b] = (int8_t)high;
+                to.middle[at + b] = (int8_t)(word - 256 * high);
+                to.low[grouped ? g * group + s * bytes + b : at + b] = (int8_t)(value - 256 * word);
             }
         }
     }

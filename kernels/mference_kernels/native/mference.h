@@ -12,8 +12,15 @@
 #if defined(__GNUC__)
 #define MF_INLINE static inline __attribute__((always_inline))
 #define MF_EXPORT __attribute__((visibility("default")))
+#define MF_HIDE(x) __asm__("" : "+r"(x)) /* keeps a loop of a known number of turns from being written out */
 #else
 #error "GCC or Clang is required"
+#endif
+
+#if defined(__x86_64__) && !defined(MF_PORTABLE_ONLY)
+#define MF_X86
+#elif defined(__aarch64__) && !defined(MF_PORTABLE_ONLY)
+#define MF_ARM
 #endif
 
 enum { MF_OK = 0, MF_BAD_SLOT = -1, MF_NO_MEMORY = -2, MF_BAD_SHAPE = -3 };
@@ -30,15 +37,14 @@ typedef struct {
 } mf_matrix;
 
 /* Where the parts of one prepared row lie, in bytes from its start. Code byte b of a row holds the codes of inputs
-   per_byte * b + s, s = 0 .. per_byte - 1; plane s holds those inputs' integers, in the order of b.
-   An integer is 65536 * high + 256 * middle + low = 256 * word + low. */
+   per_byte * b + s, s = 0 .. per_byte - 1; plane s holds those inputs' digits, in the order of b. An input's integer is
+   65536 * high + 256 * middle + low = 256 * word + low, each digit from -128 to 127. */
 typedef struct {
-    int64_t in, groups, row_bytes;  /* inputs, groups and code bytes of a row */
-    int64_t plane;                  /* bytes from one plane to the next */
-    int64_t high, middle, low;      /* planes of int8, uint8, uint8 */
-    int64_t step, sum;              /* per group, float32: the integers' unit, the sum of the values */
-    int64_t middle_sum, low_sum;    /* per group, int32: 128 * sum of middle, of low */
-    int64_t bytes;                  /* of the whole prepared row, a multiple of 64 */
+    int64_t in, groups, row_bytes; /* inputs, groups and code bytes of a row */
+    int64_t plane;                 /* bytes from one plane to the next */
+    int64_t high, middle, low;     /* planes of int8 */
+    int64_t step, sum;             /* per group, float32: the integers' unit, the sum of the values */
+    int64_t bytes;                 /* of the whole prepared row, a multiple of 64 */
     int32_t bits, group, per_byte;
 } mf_layout; /* the words, int16, come first: per group its part of each plane, plane after plane */
 
@@ -72,9 +78,9 @@ typedef struct {
 } mf_variant;
 
 extern const mf_variant mf_portable;
-#if defined(__x86_64__)
+#if defined(MF_X86)
 extern const mf_variant mf_avx2, mf_avx512, mf_amx;
-#elif defined(__aarch64__)
+#elif defined(MF_ARM)
 extern const mf_variant mf_neon;
 #endif
 

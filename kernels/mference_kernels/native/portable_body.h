@@ -5,7 +5,7 @@
 #include "body.h"
 
 /* Exact dots of one group's codes at `c` with its words and low bytes, joined in float32. */
-MF_INLINE float mf_dot(const uint8_t *c, const int16_t *word, const uint8_t *low, const int bits, const int bytes) {
+MF_INLINE float mf_dot(const uint8_t *c, const int16_t *word, const int8_t *low, const int bits, const int bytes) {
     int16_t code[MF_MAX_GROUP], fine[MF_MAX_GROUP];
     int32_t upper = 0, lower = 0;
     for (int s = 0; s < 8 / bits; s++)
@@ -22,7 +22,7 @@ MF_INLINE float mf_output(const uint8_t *codes, const uint8_t *scales, const uin
     const float *step = (const float *)(input + l->step), *sum = (const float *)(input + l->sum);
     float lane[MF_LANES] = {0};
     for (int64_t g = 0; g < l->groups; g++) {
-        const uint8_t *low = input + l->low + g * l->group;
+        const int8_t *low = (const int8_t *)(input + l->low) + g * l->group;
         const float dot = mf_dot(codes + g * bytes, word + g * l->group, low, bits, bytes);
         const float scaled = dot * (mf_companion(scales, companions, g) * step[g]);
         lane[g % MF_LANES] += scaled + mf_companion(biases, companions, g) * sum[g];
