@@ -42,8 +42,8 @@ class Peek:
 class Checkpoint:
     """A complete model on disk: every resident present in its logical shape, every routed layer complete.
 
-    `digest` identifies the content (manifest, or config and shard headers); `touch(layer)` must be called before a
-    layer's experts are first read; `pinned` says whether `arch` is a published one; `dropped` names what is unused.
+    `digest` is that of the manifest, which covers every file, or of config and shard headers, which do not cover
+    values; `touch(layer)` must be called before a layer's experts are first read; `pinned` says whether `arch` is a published one; `dropped` names what is unused.
     `source_sha256` is the digest of a directory's index file, or of its one header; None for an install.
     """
 

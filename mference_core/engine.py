@@ -158,11 +158,17 @@ class Engine:
         router = family.ask("mference_router", arch=arch, weights=weights)
         graph = family.ask("mference_layer_graph", arch=arch, weights=weights, router=router)
         reader, files = ExpertReader(), MappedFiles()
+        try:
+            experts = _experts(checkpoint, graph, reader, files, plan, weights.product_dtype)
+        except BaseException:
+            reader.close()
+            files.close()
+            raise
         return cls(
             family=family,
             checkpoint=checkpoint,
             graph=graph,
-            experts=_experts(checkpoint, graph, reader, files, plan, weights.product_dtype),
+            experts=experts,
             layout=layout,
             memory=plan,
             chunk=min(options.chunk, layout.context),

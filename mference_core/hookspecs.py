@@ -54,7 +54,7 @@ def mference_manifest_contract() -> "ManifestContract | None":
 def mference_install_plan(arch: "Arch") -> "InstallPlan | None":
     """Say where each tensor of a source belongs.
 
-    Called once per load or install, after the manifest is accepted.
+    Called in every load and install, after the manifest is accepted; it may be asked more than once.
 
     :param arch: the accepted architecture.
     :return: source name -> place, every resident tensor with its shape, and the shapes of one expert.
@@ -93,7 +93,7 @@ def mference_router(arch: "Arch", weights: "Weights") -> "Router | None":
 def mference_layer_graph(arch: "Arch", weights: "Weights", router: "Router") -> "LayerGraph | None":
     """Build the model.
 
-    Called once per load, when resident weights are in memory.
+    Called once per load, after the router; what it takes from `weights` is read then.
 
     :param arch: the accepted architecture.
     :param weights: resident weights by name; `weights.dtype` is the dtype of hidden rows.
@@ -128,9 +128,9 @@ def mference_decode_step() -> "StepFunction | None":
 def mference_chat_format() -> "ChatFormat | None":
     """Say how the family speaks.
 
-    Called once per load, when the tokenizer is known.
+    Called when a model with a tokenizer is to be spoken to, before its tokenizer is loaded.
 
-    :return: stop tokens, template, reasoning markers, tool-call grammar.
+    :return: control and stop tokens, template, reasoning markers, tool-call grammar.
 
     What cannot be read as a tool call must come back as text, never as half a call.
     """

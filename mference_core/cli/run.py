@@ -51,8 +51,10 @@ def command(**values: Any) -> None:
     if len(given) != 1:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in SOURCES)
         raise UsageError(what="prompt options", got=f"{len(given)} of {names}", expected="exactly one")
-    if values["tools_file"] is not None and given[0] != "messages_file":
-        raise UsageError(what="--tools-file", got="without messages", expected="--messages-file beside it")
+    for name in ("tools_file", "think"):
+        if values[name] and given[0] != "messages_file":
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(what=option, got="without messages", expected="--messages-file beside it")
     options, load = read_sampling(values), read_load(values)
     source = _read_source(given[0], values[given[0]])
     tools = None if values["tools_file"] is None else _read_tools(values["tools_file"])

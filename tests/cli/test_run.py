@@ -68,6 +68,8 @@ REFUSALS = [
     (["--tokens", "{tmp}/big.json"], "token id is 9999; expected 0 to 255", 2),
     (["--tokens", "{tmp}/empty.json"], "--tokens is empty", 2),
     (["--messages-file", "{tmp}/object.json"], "messages is an object", 2),
+    (["--tokens", "{tmp}/ids.json", "--think"], "--think is without messages; expected --messages-file beside it", 2),
+    (["--tokens", "{tmp}/ids.json", "--tools-file", "x"], "--tools-file is without messages", 2),
     (["--tokens", "{tmp}/ids.json", "--max-new", "0"], "--max-new is 0", 2),
     (["--tokens", "{tmp}/ids.json", "--temperature", "-1"], "temperature is -1", 2),
     (["--tokens", "{tmp}/ids.json", "--top-p", "0"], "top_p is 0", 2),
