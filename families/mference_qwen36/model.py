@@ -33,7 +33,7 @@ from mference_kernels.conv import causal_conv
 from mference_kernels.experts import ExpertWeights, gated_experts
 from mference_kernels.gated_delta import gated_delta
 from mference_kernels.norms import rms_norm, unit_norm
-from mference_kernels.quant import Matrix, linear, rows
+from mference_kernels.quant import Matrix, linear, linears, rows
 from mference_kernels.rope import default_frequencies, partial_rope
 from mference_kernels.routing import top_k
 from mference_qwen36.arch import RMS_EPS, UNIT_EPS, Qwen36Arch, rotary_dims
@@ -90,9 +90,10 @@ class Attention:
     def __call__(self, x: mx.array, states: Sequence[RowState], step: Step) -> mx.array:
         """Attend x (B, L, H), writing each timeline's real tokens to its state first."""
         B, L, _ = x.shape
-        q, gate = mx.split(linear(x, self.q).reshape(B, L, self.heads, 2 * self.head_dim), 2, axis=-1)
-        k = linear(x, self.k).reshape(B, L, self.kv_heads, self.head_dim)
-        v = linear(x, self.v).reshape(B, L, self.kv_heads, self.head_dim).swapaxes(1, 2)
+        both, k, v = linears(x, (self.q, self.k, self.v))
+        q, gate = mx.split(both.reshape(B, L, self.heads, 2 * self.head_dim), 2, axis=-1)
+        k = k.reshape(B, L, self.kv_heads, self.head_dim)
+        v = v.reshape(B, L, self.kv_heads, self.head_dim).swapaxes(1, 2)
         q = partial_rope(norm(q, self.q_norm).swapaxes(1, 2), step.positions, self.frequencies)
         k = partial_rope(norm(k, self.k_norm).swapaxes(1, 2), step.positions, self.frequencies)
         mixed = mx.concatenate([self._row(q, k, v, b, states[b], step) for b in range(B)]).swapaxes(1, 2)
@@ -136,8 +137,7 @@ class DeltaNet:
         """
         B, L, _ = x.shape
         arch = self.arch
-        wide = self.qkv, self.z, self.a, self.b
-        qkv, z, a, b = (linear(x, matrix) for matrix in wide)
+        qkv, z, a, b = linears(x, (self.qkv, self.z, self.a, self.b))
         decay = -mx.exp(self.log_rate) * mx.logaddexp(a.astype(mx.float32) + self.dt_bias, 0.0)
         inputs = qkv, decay, mx.sigmoid(b.astype(mx.float32))
         mixed: dict[int, mx.array] = {}
@@ -223,9 +223,8 @@ def _layer(arch: Qwen36Arch, weights: Weights, rule: Router, index: int) -> Laye
         return Attended(h=(h, t), rows=t)
 
     def shared(h: Rows) -> mx.array:
-        t = h[1]
-        share = mx.sigmoid(linear(t, shared_gate).astype(mx.float32))
-        return share * linear(swiglu(linear(t, gate), linear(t, up)), down).astype(mx.float32)
+        share, opened, value = linears(h[1], (shared_gate, gate, up))
+        return mx.sigmoid(share.astype(mx.float32)) * linear(swiglu(opened, value), down).astype(mx.float32)
 
     def experts(t: mx.array, slots: mx.array, held: ExpertWeights) -> mx.array:
         return gated_experts(t, slots, held, swiglu)

@@ -28,7 +28,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 def packed(name: str, weight: Tensor) -> dict[str, Tensor]:
     """Return the stored tensors of one parameter: a triple, or a BF16 vector."""
-    bits = quant.bits_of(name, weight.shape)
+    bits = config.bits_of(name, weight.shape)
     if bits == 16:
         return {name: weight.bfloat16()}
     codes, scales, biases = quant.affine(weight, bits)
@@ -69,10 +69,7 @@ def main() -> None:
     weights: dict[str, Tensor] = {}
     for path in sorted(options.checkpoint.glob("weights-*.safetensors")):
         weights |= load_file(path)
-    stored = {
-        layout.published(name): layout.stored(name, quant.rounded(w, quant.bits_of(name, w.shape))).contiguous()
-        for name, w in weights.items()
-    }
+    stored = {layout.published(name): layout.stored(name, w).contiguous() for name, w in weights.items()}
     settings = config.published_config()
     write(options.hf, stored, settings, options.tokenizer)
     write(options.mlx, mlx_tensors(weights), settings | {"quantization": config.quantization()}, options.tokenizer)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import config
+import quant
 import torch
 from torch import Tensor
 
@@ -14,9 +16,8 @@ def published(name: str) -> str:
 
 
 def stored(name: str, weight: Tensor) -> Tensor:
-    """Return a parameter as published files hold it; `weight` is rounded to what is stored."""
-    del name
-    return weight
+    """Return a parameter as the float checkpoint holds it: what its packed form gives back."""
+    return quant.rounded(weight, config.bits_of(name, weight.shape))
 
 
 def packed(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:

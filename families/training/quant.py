@@ -1,7 +1,6 @@
 """Affine quantisation in torch: one scale and one bias, both BF16, per group of 64 inputs of a row."""
 
 import config
-from config import bits_of
 from torch import Tensor
 
 

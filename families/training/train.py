@@ -12,6 +12,7 @@ import math
 import time
 from pathlib import Path
 
+import config
 import data
 import model as demo
 import quant
@@ -27,7 +28,7 @@ class Stored:
     """Swap every parameter for its stored value and back."""
 
     def __init__(self, parameters: dict[str, Tensor]) -> None:
-        self.items = [(p, quant.bits_of(name, p.shape)) for name, p in parameters.items()]
+        self.items = [(p, config.bits_of(name, p.shape)) for name, p in parameters.items()]
         self.behind: list[Tensor] = []
 
     @torch.no_grad()
