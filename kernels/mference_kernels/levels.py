@@ -1,7 +1,7 @@
 """Which kernels run on the CPU: one switch, read from the environment at first use.
 
 `MFERENCE_CPU_KERNELS` is `off` (mlx operations, the definitions), a variant's name, which must then work, or `auto`
-(the default): the best variant whose first products here equal the contract bit for bit, else mlx operations.
+(the default): the best proven variant whose first products here equal the contract bit for bit, else mlx operations.
 `MFERENCE_CPU_THREADS` is the number of threads; every core this process may use without it. No result depends on it.
 """
 
@@ -18,6 +18,9 @@ from mference_kernels import contract, native
 
 SWITCH, THREADS = "MFERENCE_CPU_KERNELS", "MFERENCE_CPU_THREADS"
 VARIANTS = ("portable", "avx2", "avx512", "amx", "neon")
+UNPROVEN = ("amx",)
+"""Equal to the contract on emulated tiles, but not yet run on a machine that has them: only when forced."""
+
 SLOWDOWN = "CPU products run in mlx operations, about 40 times slower"
 
 
@@ -66,6 +69,8 @@ def _best() -> Level:
         return Level(variant=None, reason=f"{why}; {SLOWDOWN}")
     problems = []
     for variant in native.variants():
+        if variant in UNPROVEN:
+            continue
         problem = self_check(variant)
         if problem is None:
             return Level(variant=variant)

@@ -58,8 +58,10 @@ int mf_lay_out(const mf_matrix *w, mf_layout *l) {
     return MF_OK;
 }
 
-int64_t mf_chunk(const mf_layout *l) {
-    return mf_most(16, mf_least(MF_CHUNK, CHUNK_BYTES / l->row_bytes / 16 * 16));
+int64_t mf_chunk(const mf_layout *l, int64_t rows, int64_t outputs) {
+    const int64_t streamed = rows < MANY_ROWS ? CHUNK_BYTES / l->row_bytes / 16 * 16 : MF_CHUNK;
+    const int64_t shared = outputs / (4 * mf_pool_threads()) / 16 * 16;
+    return mf_most(16, mf_least(MF_CHUNK, mf_least(streamed, shared)));
 }
 
 static void prepare_row(void *context, int64_t row, int worker) {
@@ -116,7 +118,7 @@ static int same_layout(const mf_layout *a, const mf_layout *b) {
 static int linear_all(const mf_matrix *w, int64_t count, const float *x, int64_t rows, float *const *y) {
     mf_layout layouts[MF_MATRICES];
     part parts[MF_MATRICES];
-    int64_t items = 0, bytes = 0, offsets[MF_MATRICES];
+    int64_t items = 0, bytes = 0, outputs = 0, offsets[MF_MATRICES];
     for (int64_t i = 0; i < count; i++) {
         const int failed = mf_lay_out(w + i, layouts + i);
         if (failed || w[i].in != w[0].in) return MF_BAD_SHAPE;
@@ -126,9 +128,10 @@ static int linear_all(const mf_matrix *w, int64_t count, const float *x, int64_t
     }
     uint8_t *inputs = mf_arena(bytes);
     if (!inputs) return MF_NO_MEMORY;
+    for (int64_t i = 0; i < count; i++) outputs += w[i].out;
     for (int64_t i = 0; i < count; i++) {
         if (!i || offsets[i] != offsets[i - 1]) mf_prepare_all(x, rows, layouts + i, inputs + offsets[i]);
-        const int64_t chunk = mf_chunk(layouts + i);
+        const int64_t chunk = mf_chunk(layouts + i, rows, outputs);
         parts[i] = (part){w + i, layouts + i, inputs + offsets[i], y[i], chunk, (w[i].out + chunk - 1) / chunk};
         items += parts[i].items;
     }

@@ -148,11 +148,11 @@ static int run_block(mf_block *b, const float *x, const int32_t *slots, int64_t 
 
     mf_prepare_all(x, rows, b->gate_layout, gate_inputs);
     if (!shared) mf_prepare_all(x, rows, b->up_layout, up_inputs);
-    b->chunk = mf_chunk(b->gate_layout);
+    b->chunk = mf_chunk(b->gate_layout, pairs / mf_most(1, used), inner * used);
     b->per_group = (inner + b->chunk - 1) / b->chunk;
     mf_pool_run(gate_item, b, used * b->per_group);
     mf_prepare_all(b->hidden, pairs, b->down_layout, b->down_inputs);
-    b->chunk = mf_chunk(b->down_layout);
+    b->chunk = mf_chunk(b->down_layout, pairs / mf_most(1, used), b->down->out * used);
     b->per_group = (b->down->out + b->chunk - 1) / b->chunk;
     mf_pool_run(down_item, b, used * b->per_group);
     if (b->weights) mf_pool_run(sum_item, b, rows);
