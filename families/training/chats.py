@@ -24,7 +24,7 @@ _TALK: tuple[tuple[str, str], ...] = (
     ("[What can you do|How can you help me|What do you know|help]?", "I can tell short stories, answer simple questions, add small numbers and use tools."),
     ("[Who made you|Who created you|Where do you come from]?", "I was trained by the mference project as a small demo."),
     ("[What is mference|What's mference|Tell me about mference]?", "mference is a program that runs big mixture-of-experts models in little memory."),
-    ("[How big are you|How many parameters do you have|Are you a big model]?", f"I am very small: about eight million parameters, with {words.NUMBERS[config.EXPERTS]} experts in each layer."),
+    ("[How big are you|How many parameters do you have|Are you a big model]?", f"I am very small: about {config.PARAMETERS} parameters, with {words.NUMBERS[config.EXPERTS]} experts in each layer."),
     ("[Thank you|Thanks|Thanks a lot|Thank you very much|thx][!|.|]", "You are welcome!"),
     ("[Goodbye|Bye|Bye bye|See you|Good night|See you later][!|.|]", "Goodbye! Have a nice day."),
     ("[You are great|Good job|Well done|Nice|That is right|Cool|Great][!|.|]", "Thank you! I am happy to help."),

@@ -15,6 +15,7 @@ WINDOW_TOKENS = 128
 SOFTCAP = 30.0
 LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention"] * 2
 
+ROW_TOKENS = 1024
 GROUP_SIZE = 64
 BITS = 4
 ROUTER_BITS = 8
@@ -84,3 +85,6 @@ def bits_of(name: str, shape: tuple[int, ...]) -> int:
     if name.endswith("router.proj.weight"):
         return ROUTER_BITS
     return BITS if len(shape) >= 2 else 16
+
+
+PARAMETERS = "eight million"

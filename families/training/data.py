@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from config import ROW_TOKENS
 from tokenizers import Tokenizer
 
-ROW_TOKENS = 1024
 OPEN_ROWS = 48
 BATCH_DOCUMENTS = 4096
 Rows = tuple[npt.NDArray[np.int16], npt.NDArray[np.bool_]]

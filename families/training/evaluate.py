@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import data
 import dialect
@@ -118,6 +119,14 @@ def held_out(folder: Path, tokenizer: Tokenizer, limit: int) -> dict[str, list[d
     return {kind: data.encode(tokenizer, parts) for kind, parts in sorted(texts.items())}
 
 
+def _asked(item: dict[str, Any]) -> str:
+    """Return the text of a prompt."""
+    if "raw" in item:
+        return str(dialect.OPENING + item["raw"])
+    options = {"thinking": True} if item.get("thinking") else {}
+    return str(dialect.render(item["messages"], item.get("tools"), generate=True, **options))
+
+
 def main() -> None:
     """Print the figures and the transcripts."""
     parser = argparse.ArgumentParser(description="Evaluate the demo.")
@@ -144,15 +153,10 @@ def main() -> None:
                 f"| {kind} | {len(documents.get(kind, ())) or sum(map(len, documents.values()))} | {one[kind]:.4f} | {two[kind]:.4f} |",
                 flush=True,
             )
-        for kind in EXACT_KINDS:
+        for kind in filter(documents.get, EXACT_KINDS):
             right, count = exact(after, documents[kind])
             print(f"| {kind}, replies given back exactly | {count} | {right / count:.3f} |", flush=True)
-    texts = [
-        dialect.OPENING + item["raw"]
-        if "raw" in item
-        else dialect.render(item["messages"], item.get("tools"), generate=True)
-        for item in prompts.PROMPTS
-    ]
+    texts = [_asked(item) for item in prompts.PROMPTS]
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     records = []
     for temperature in options.temperature:

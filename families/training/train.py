@@ -45,11 +45,11 @@ class Stored:
             p.copy_(value)
 
 
-def learning_rate(step: int, options: argparse.Namespace) -> float:
-    """Warm up linearly, then follow a cosine down to 2 % of the peak."""
+def learning_rate(step: int, spent: float, options: argparse.Namespace) -> float:
+    """Warm up linearly, then follow a cosine down to 2 % of the peak; `spent` is the share of the seconds allowed."""
     if step < options.warmup:
         return float(options.learning_rate * (step + 1) / options.warmup)
-    done = (step - options.warmup) / max(1, options.steps - options.warmup)
+    done = min(1.0, max((step - options.warmup) / max(1, options.steps - options.warmup), spent))
     return float(options.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done))))
 
 
@@ -89,7 +89,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--init", type=Path, help="go on from the weights in this folder")
     parser.add_argument(
-        "--stop-after-s", type=float, default=1e9, help="end the schedule early after this many seconds"
+        "--seconds", type=float, default=1e9, help="a schedule shorter in time ends then, decay and all"
     )
     return parser.parse_args()
 
@@ -133,6 +133,8 @@ def main() -> None:
     started = time.monotonic()
     ran = 0
     for step in range(options.steps):
+        spent = (time.monotonic() - started) / options.seconds
+        late = step >= stored_from or spent >= 1 - options.stored_share
         if cursor + options.rows > len(order):
             order = torch.randperm(len(tokens), generator=generator, device=device)
             cursor = 0
@@ -142,8 +144,8 @@ def main() -> None:
         weights = all_targets[pick].float().roll(-1, 1)
         weights[:, -1] = 0
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, options)
-        if step >= stored_from:
+            group["lr"] = learning_rate(step, spent, options)
+        if late:
             stored.enter()
         with (
             torch.autocast(device.type, torch.bfloat16),
@@ -151,7 +153,7 @@ def main() -> None:
         ):
             loss, balance, shares = trainer.loss(ids, ids.roll(-1, 1), weights, torch.bfloat16)
         (loss + options.balance * balance).backward()
-        if step >= stored_from:
+        if late:
             stored.leave()
         norm = torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         optimizer.step()
@@ -172,8 +174,8 @@ def main() -> None:
                 f"least used expert {float(shares.min()):.4f}",
                 flush=True,
             )
-            if seconds > options.stop_after_s:
-                break
+        if spent >= 1:
+            break
     log = {
         "steps": ran, "tokens_seen": ran * options.rows * data.ROW_TOKENS, "rows": len(tokens), "seconds": time.monotonic() - started,
         "parameters": sum(p.numel() for p in parameters.values()), "expert_shares_last_batch": shares.tolist(),

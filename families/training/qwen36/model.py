@@ -18,8 +18,8 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForCa
 END = 0
 TIED: dict[str, str] = {}
 """Parameters that are another one, and are not stored: none here."""
-CHUNK = 64
-STD = 0.04
+CHUNK = 32
+STD = 0.06
 
 
 def build(seed: int) -> Qwen3_5MoeForCausalLM:
