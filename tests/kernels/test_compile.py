@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 from mference_kernels import compile as build
 
 HOOK = Path(__file__).parents[2] / "kernels" / "hatch_build.py"
+EXERCISE = ("-std=c11", "-O1", "-ffp-contract=off", "-pthread", "-Wno-psabi")
+RESULTS = "650594b68a2c1c17"
+"""Digest of all results of exercise.c, on any machine with any variant."""
+
 needs_compiler = pytest.mark.skipif(not build.compiler(), reason="no C compiler was found")
 
 
@@ -47,32 +52,41 @@ def test_sources_compile_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@needs_compiler
-def test_portable_products_touch_no_byte_they_should_not(tmp_path: Path) -> None:
-    """Every product, routed block and attention of the portable variant, under the address and undefined sanitizers."""
-    program = tmp_path / "check"
-    main = Path(__file__).with_name("sanitized.c")
+def exercise(program: Path, cc: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
+    """Build exercise.c with the library's sources into `program`."""
     sources = sorted(str(path) for path in build.SOURCES.glob("*.c"))
-    flags = [
-        "-std=c11",
-        "-O1",
-        "-g",
-        "-ffp-contract=off",
-        "-pthread",
-        "-Wno-psabi",
-        "-DMF_PORTABLE_ONLY",
-        f"-I{build.SOURCES}",
-    ]
-    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    command = [*build.compiler(), *flags, *sanitizers, "-o", str(program), str(main), *sources]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and "sanitize" in done.stderr:
+    main = str(Path(__file__).with_name("exercise.c"))
+    command = [*cc, *EXERCISE, *flags, f"-I{build.SOURCES}", "-o", str(program), main, *sources]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@needs_compiler
+def test_portable_code_touches_no_byte_it_should_not(tmp_path: Path) -> None:
+    """Every product, routed block and attention, under the address and undefined sanitizers; the results are known."""
+    flags = ("-g", "-DMF_PORTABLE_ONLY", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    built = exercise(tmp_path / "run", build.compiler(), *flags)
+    if built.returncode and "sanitize" in built.stderr:
         pytest.skip("this compiler has no sanitizers")
-    assert done.returncode == 0, done.stderr
+    assert built.returncode == 0, built.stderr
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run([tmp_path / "run"], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("checked")
+    assert done.stdout == f"portable {RESULTS}\n"
+
+
+@pytest.mark.skipif(
+    not shutil.which("aarch64-linux-gnu-gcc") or not shutil.which("qemu-aarch64"),
+    reason="needs aarch64-linux-gnu-gcc and qemu-aarch64 (Debian: gcc-aarch64-linux-gnu, qemu-user)",
+)
+def test_arm_gives_the_same_bits(tmp_path: Path) -> None:
+    """Emulated, with and without the dot-product instructions."""
+    built = exercise(tmp_path / "run", ["aarch64-linux-gnu-gcc"], "-static", "-Wall", "-Wextra", "-Werror")
+    assert built.returncode == 0, built.stderr
+    for cpu, expected in (("max", ["neon", "portable"]), ("cortex-a53", ["portable"])):
+        command = ["qemu-aarch64", "-cpu", cpu, str(tmp_path / "run")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [f"{variant} {RESULTS}" for variant in expected]
 
 
 class App:

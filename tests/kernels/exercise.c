@@ -1,4 +1,5 @@
-/* Runs every entry point on arrays that end where the heap's guard begins; built with sanitizers by test_compile.py. */
+/* Runs every entry point with every variant this machine has and prints a digest of all results per variant. Arrays end
+   where the heap's guard begins, for runs under sanitizers. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -6,11 +7,19 @@
 
 int mf_set_threads(int threads);
 int mf_choose(const char *name);
+const char *mf_variant_name(int index);
 int mf_linear(const mf_matrix *w, int64_t count, const float *x, int64_t rows, float *const *y);
 int mf_table_rows(const mf_matrix *w, const int32_t *ids, int64_t count, float *y);
 int mf_experts(const mf_matrix *w, const void *const *table, const float *x, const int32_t *slots, int64_t rows,
                int64_t choices, int32_t activation, const float *weights, float *y);
 int mf_attend(const mf_attention *a);
+
+static uint64_t digest;
+
+static void note(const float *y, int64_t count) {
+    const uint8_t *bytes = (const uint8_t *)y;
+    for (int64_t i = 0; i < 4 * count; i++) digest = (digest ^ bytes[i]) * 1099511628211u;
+}
 
 static void *filled(size_t bytes, unsigned seed) {
     uint8_t *p = malloc(bytes);
@@ -38,12 +47,14 @@ static void release(mf_matrix w) {
     free((void *)(uintptr_t)w.biases);
 }
 
-static int products(int32_t bits, int32_t group) {
-    const int64_t in = 5 * group, out = 35, rows = 3;
+static int products(int32_t bits, int32_t group, int64_t groups, int64_t rows) {
+    const int64_t in = groups * group, out = 35;
     mf_matrix w = matrix(out, in, bits, group, 1);
     float *x = values((size_t)(rows * in), 4), *y = malloc((size_t)(rows * out) * 4), *t = malloc((size_t)(2 * in) * 4);
     const int32_t ids[2] = {34, 0};
     const int bad = mf_linear(&w, 1, x, rows, &y) || mf_table_rows(&w, ids, 2, t);
+    note(y, rows * out);
+    note(t, 2 * in);
     release(w);
     free(x);
     free(y);
@@ -60,6 +71,8 @@ static int experts(int32_t bits, int32_t group) {
     float *weights = values((size_t)(rows * choices), 6), *sum = malloc((size_t)(rows * width) * 4);
     const int bad = mf_experts(w, NULL, x, slots, rows, choices, MF_SILU, NULL, y) ||
                     mf_experts(w, NULL, x, slots, rows, choices, MF_GELU_TANH, weights, sum);
+    note(y, rows * choices * width);
+    note(sum, rows * width);
     for (int i = 0; i < 3; i++) release(w[i]);
     free(x);
     free(y);
@@ -75,6 +88,7 @@ static int attention(int64_t dim, int64_t value_dim, int64_t window) {
     const mf_attention a = {q, k, v, out, heads, groups, length, span, dim, value_dim, 19, 3, window, span * dim,
                             span * value_dim, 0.1f};
     const int bad = mf_attend(&a);
+    note(out, heads * length * value_dim);
     free(q);
     free(k);
     free(v);
@@ -84,11 +98,19 @@ static int attention(int64_t dim, int64_t value_dim, int64_t window) {
 
 int main(void) {
     const int32_t bits[] = {2, 4, 8}, groups[] = {32, 64, 128};
-    int bad = mf_choose("portable"), done = 0;
+    int bad = 0;
     mf_set_threads(3);
-    for (int i = 0; i < 9; i++, done += 2) bad |= products(bits[i / 3], groups[i % 3]) | experts(bits[i / 3], groups[i % 3]);
-    for (int64_t window = 0; window < 8; window += 7, done += 3)
-        bad |= attention(64, 64, window) | attention(20, 36, window) | attention(7, 80, window);
-    printf("checked %d\n", done);
+    for (int v = 0; mf_variant_name(v); v++) {
+        if (!*mf_variant_name(v)) continue;
+        bad |= mf_choose(mf_variant_name(v));
+        digest = 14695981039346656037u;
+        for (int i = 0; i < 9; i++) {
+            bad |= products(bits[i / 3], groups[i % 3], 5, 3) | products(bits[i / 3], groups[i % 3], 34, 1);
+            bad |= products(bits[i / 3], groups[i % 3], 1, 9) | experts(bits[i / 3], groups[i % 3]);
+        }
+        for (int64_t window = 0; window < 8; window += 7)
+            bad |= attention(64, 64, window) | attention(20, 36, window) | attention(7, 80, window);
+        printf("%s %016llx\n", mf_variant_name(v), (unsigned long long)digest);
+    }
     return bad;
 }
