@@ -157,8 +157,7 @@ class DeltaNet:
         """Take timelines of one length; returns (B, L, value heads, value dim) float32."""
         arch = self.arch
         B, L, _ = qkv.shape
-        tail = mx.stack([state.values["conv"] for state in states])
-        held = mx.stack([state.values["s"] for state in states])
+        tail, held = (_together([state.values[name] for state in states]) for name in ("conv", "s"))
         convolved, tail = causal_conv(qkv, tail, self.conv)
         q, k, v = mx.split(silu(convolved), [arch.key_channels, 2 * arch.key_channels], axis=-1)
         q = unit_norm(q.reshape(B, L, arch.linear_num_k_heads, -1), UNIT_EPS) * arch.linear_key_head_dim**-0.5
@@ -168,6 +167,11 @@ class DeltaNet:
         for at, state in enumerate(states):
             state.advance(L, s=held[at], conv=tail[at])
         return y
+
+
+def _together(arrays: Sequence[mx.array]) -> mx.array:
+    """Stack arrays of several timelines; a single one is not copied."""
+    return arrays[0][None] if len(arrays) == 1 else mx.stack(arrays)
 
 
 def _attention(arch: Qwen36Arch, weights: Weights, prefix: str) -> Attention:
