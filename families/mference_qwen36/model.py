@@ -169,7 +169,7 @@ class DeltaNet:
         return y
 
 
-def _together(arrays: Sequence[mx.array]) -> mx.array:
+def _together(arrays: list[mx.array]) -> mx.array:
     """Stack arrays of several timelines; a single one is not copied."""
     return arrays[0][None] if len(arrays) == 1 else mx.stack(arrays)
 
