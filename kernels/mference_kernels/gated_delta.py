@@ -32,8 +32,8 @@ def gated_delta_ops(
     q and k come normalised and scaled.   Raises: ValueError if Hk does not divide Hv or the state does not fit.
     """
     _check(q, v, state)
-    B, L, Hk, Dk = q.shape
-    Hv, Dv = v.shape[2:]
+    _, L, Hk, _ = q.shape
+    Hv = v.shape[2]
     held, repeat, outputs = state, Hv // Hk, []
     for t in range(L):
         key = mx.repeat(k[:, t], repeat, axis=1)[..., None, :]
@@ -69,8 +69,8 @@ def gated_delta_chunked(
     step = max(size, SEGMENT_TOKENS // size * size)
     outputs = []
     for start in range(0, length, step):
-        part = (array[:, start : start + step] for array in (q, k, v, log_decay, beta))
-        out, state = _segment(*part, state, size)
+        qs, ks, vs, decays, betas = (array[:, start : start + step] for array in (q, k, v, log_decay, beta))
+        out, state = _segment(qs, ks, vs, decays, betas, state, size)
         outputs.append(out)
     return (outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)), state
 

@@ -92,7 +92,7 @@ class MemoryPlan:
         held = self.experts_held
         slots = f"all experts {held}" if isinstance(held, str) else f"{held} expert slots per layer"
         slots = slots if self.slots_per_layer else "no experts"
-        limit = f" of {format_bytes(self.budget_bytes, up=False)}" if self.budget_bytes is not None else ""
+        limit = f" of {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
         return (
             f"{slots}: {format_bytes(self.total_bytes)}{limit} "
             f"(weights {format_bytes(self.resident_bytes)}, state {format_bytes(self.state_bytes)}, "

@@ -79,7 +79,11 @@ REFUSALS = [
     (["--tokens", "{tmp}/ids.json", "--expert-slots", "many"], "--expert-slots is 'many'", 2),
     (["--tokens", "{tmp}/ids.json", "--memory", "lots"], "memory size is 'lots'", 2),
     (["--tokens", "{tmp}/ids.json", "--memory", "1MiB"], "memory budget is 1.0MiB; expected at least", 2),
-    (["--tokens", "{tmp}/ids.json", "--max-context", "3"], "prompt is 3 tokens; expected at most 2 in a context of 3", 2),
+    (
+        ["--tokens", "{tmp}/ids.json", "--max-context", "3"],
+        "prompt is 3 tokens; expected at most 2 in a context of 3",
+        2,
+    ),
     (["--tokens", "{tmp}/ids.json", "--max-context", "9999"], "expected at most 4096 for this model", 2),
     (["--tokens", "{tmp}/ids.json", "--prefill-chunk", "0"], "--prefill-chunk is '0'", 2),
     (["--tokens", "{tmp}/ids.json", "--dtype", "float16"], "--dtype", 2),
@@ -165,3 +169,15 @@ def test_a_family_that_does_not_read_the_model_is_refused(cli: Any, gemma4_refer
     code, _, err = cli("run", "--model", other, "--family", "gemma4", "--tokens", ids)
     assert code == 1
     assert "a model with model type 'llama'" in err
+
+
+def test_the_default_context_is_at_most_the_models_own(cli: Any, gemma4_reference: Path, tmp_path: Path) -> None:
+    """A model that holds fewer than 4096 tokens runs without --max-context, to its own limit."""
+    small = _copy(gemma4_reference, tmp_path / "small")
+    config = json.loads((small / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 8
+    (small / "config.json").write_text(json.dumps(config))
+    ids = _ids(tmp_path / "ids.json", [2, 3, 4, 5, 6])
+    code, out, err = cli("run", "--model", small, "--tokens", ids, "--json", "--quiet")
+    assert code == 0, err
+    assert len(json.loads(out)["token_ids"]) == 3

@@ -12,7 +12,6 @@ import pytest
 
 from mference_core import plugins
 from mference_core.engine import (
-    DEFAULT_CONTEXT,
     Engine,
     LoadOptions,
     context_limit,
@@ -282,7 +281,6 @@ def test_the_context_limit_is_the_checkpoints(config: dict[str, Any] | None, lim
 def test_automatic_dtype_is_float32_on_cpus() -> None:
     expected = "float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16"
     assert resolve_dtype("auto") == expected
-    assert LoadOptions().context == DEFAULT_CONTEXT
 
 
 def test_one_token_ahead_equals_one_at_a_time(engine: Engine) -> None:
