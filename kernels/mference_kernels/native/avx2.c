@@ -173,7 +173,7 @@ ROWS(8, 8)
 ROWS(8, 16)
 ROWS(8, 32)
 
-static void product(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first, int64_t last) {
+static void block(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first, int64_t last) {
     switch (l->bits * 1000 + l->group) {
         case 2032: rows_2_2(w, l, r, first, last); break;
         case 2064: rows_2_4(w, l, r, first, last); break;
@@ -185,6 +185,10 @@ static void product(const mf_matrix *w, const mf_layout *l, const mf_rows *r, in
         case 8064: rows_8_16(w, l, r, first, last); break;
         default: rows_8_32(w, l, r, first, last); break;
     }
+}
+
+static void product(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first, int64_t last) {
+    mf_by_blocks(block, w, l, r, first, last);
 }
 
 MF_AVX2_TARGET static void prepare(const float *x, const mf_layout *layout, uint8_t *row) {

@@ -40,12 +40,14 @@ MF_INLINE float mf_integers(const float *x, const int32_t group, int32_t *t) {
     return mf_float_of((exponent - 22) << 23);
 }
 
-/* Prepare row x of a product; `grouped` puts low bytes in the order of words. */
+/* Prepare row x of a product; `grouped` leaves the planes out and puts
+   low digits, int16, in the order of words at `high`. */
 MF_INLINE void mf_prepare_body(const float *x, const mf_layout *l, uint8_t *row, const int grouped) {
     const mf_parts to = {(int16_t *)row,           (int8_t *)(row + l->high),  (int8_t *)(row + l->middle),
                          (int8_t *)(row + l->low), (float *)(row + l->step), (float *)(row + l->sum)};
     const int32_t group = l->group, per_byte = l->per_byte, bytes = group / per_byte;
-    for (int64_t s = 0; s < per_byte; s++)
+    int16_t *fine = (int16_t *)to.high;
+    for (int64_t s = 0; s < per_byte && !grouped; s++)
         for (int64_t b = s * l->plane + l->row_bytes; b < (s + 1) * l->plane; b++)
             to.high[b] = to.middle[b] = to.low[b] = 0;
     for (int64_t g = l->groups; g < mf_round_up(l->groups, MF_LANES); g++) to.step[g] = to.sum[g] = 0.0f;
@@ -59,9 +61,13 @@ MF_INLINE void mf_prepare_body(const float *x, const mf_layout *l, uint8_t *row,
             for (int32_t b = 0; b < bytes; b++) {
                 const int32_t value = t[b * per_byte + s], word = (value + 128) >> 8, high = (word + 128) >> 8;
                 to.word[g * group + s * bytes + b] = (int16_t)word;
+                if (grouped) {
+                    fine[g * group + s * bytes + b] = (int16_t)(value - 256 * word);
+                    continue;
+                }
                 to.high[at + b] = (int8_t)high;
                 to.middle[at + b] = (int8_t)(word - 256 * high);
-                to.low[grouped ? g * group + s * bytes + b : at + b] = (int8_t)(value - 256 * word);
+                to.low[at + b] = (int8_t)(value - 256 * word);
             }
         }
     }

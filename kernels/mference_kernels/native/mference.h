@@ -94,6 +94,8 @@ void mf_pool_leave(void);
 void mf_pool_run(mf_task task, void *context, int64_t items);
 int mf_pool_threads(void);
 
+#define MF_TILE 64 /* most rows of one product */
+
 MF_INLINE int64_t mf_round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 MF_INLINE int64_t mf_least(int64_t a, int64_t b) { return a < b ? a : b; }
 MF_INLINE int64_t mf_most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -130,6 +132,20 @@ MF_INLINE float mf_companion(const uint8_t *row, int32_t type, int64_t g) {
 }
 
 MF_INLINE int64_t mf_companion_bytes(int32_t type) { return type == MF_FLOAT32 ? 4 : 2; }
+
+typedef void (*mf_product)(const mf_matrix *w, const mf_layout *layout, const mf_rows *rows, int64_t first, int64_t last);
+
+/* Take outputs a few at a time, so that their codes stay near while all rows meet them. */
+MF_INLINE void mf_by_blocks(mf_product product, const mf_matrix *w, const mf_layout *l, const mf_rows *rows,
+                            int64_t first, int64_t last) {
+    const int64_t few = rows->count < 4 ? last - first : 16384 / l->row_bytes + 1;
+    float *outputs[MF_TILE];
+    for (int64_t n = first; n < last; n += few) {
+        for (int64_t r = 0; r < rows->count; r++) outputs[r] = rows->outputs[r] + n - first;
+        const mf_rows here = {rows->inputs, outputs, rows->count};
+        product(w, l, &here, n, n + few < last ? n + few : last);
+    }
+}
 
 /* Attention works on this many (query, head) pairs of a group at once. */
 #define MF_PAIRS 4

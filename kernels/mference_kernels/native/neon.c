@@ -133,8 +133,7 @@ MF_NEON void rows(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int6
     for (; m < r->count; m++) rows_of(w, l, r->inputs + m, r->outputs + m, first, last, bits, words, 1);
 }
 
-MF_NEON_TARGET static void product(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first,
-                                   int64_t last) {
+MF_NEON_TARGET static void block(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first, int64_t last) {
     switch (l->bits * 1000 + l->group) {
         case 2032: rows(w, l, r, first, last, 2, 2); break;
         case 2064: rows(w, l, r, first, last, 2, 4); break;
@@ -146,6 +145,10 @@ MF_NEON_TARGET static void product(const mf_matrix *w, const mf_layout *l, const
         case 8064: rows(w, l, r, first, last, 8, 16); break;
         default: rows(w, l, r, first, last, 8, 32); break;
     }
+}
+
+static void product(const mf_matrix *w, const mf_layout *l, const mf_rows *r, int64_t first, int64_t last) {
+    mf_by_blocks(block, w, l, r, first, last);
 }
 
 static void prepare(const float *x, const mf_layout *layout, uint8_t *row) { mf_prepare_body(x, layout, row, 0); }

@@ -6,8 +6,12 @@ static int supported(void) { return 1; }
 
 static void prepare(const float *x, const mf_layout *layout, uint8_t *row) { mf_prepare_body(x, layout, row, 1); }
 
-static void product(const mf_matrix *w, const mf_layout *layout, const mf_rows *rows, int64_t first, int64_t last) {
+static void block(const mf_matrix *w, const mf_layout *layout, const mf_rows *rows, int64_t first, int64_t last) {
     mf_product_body(w, layout, rows, first, last);
+}
+
+static void product(const mf_matrix *w, const mf_layout *layout, const mf_rows *rows, int64_t first, int64_t last) {
+    mf_by_blocks(block, w, layout, rows, first, last);
 }
 
 static void activate(int32_t kind, const float *gate, const float *up, float *out, int64_t count) {

@@ -4,39 +4,48 @@
 
 #include "body.h"
 
-/* Exact dots of one group's codes at `c` with its words and low bytes, joined in float32. */
-MF_INLINE float mf_dot(const uint8_t *c, const int16_t *word, const int8_t *low, const int bits, const int bytes) {
-    int16_t code[MF_MAX_GROUP], fine[MF_MAX_GROUP];
-    int32_t upper = 0, lower = 0;
-    for (int s = 0; s < 8 / bits; s++)
-        for (int b = 0; b < bytes; b++) code[s * bytes + b] = (int16_t)((c[b] >> (s * bits)) & ((1 << bits) - 1));
-    for (int i = 0; i < bytes * 8 / bits; i++) fine[i] = low[i];
-    for (int i = 0; i < bytes * 8 / bits; i++) upper += code[i] * word[i];
-    for (int i = 0; i < bytes * 8 / bits; i++) lower += code[i] * fine[i];
-    return (float)upper * 256.0f + (float)lower;
+/* Codes of groups g .. g + count - 1 of a row, each group plane after plane as words are. */
+MF_INLINE void mf_unpack(const uint8_t *codes, int64_t g, int64_t count, const int bits, const int bytes, int16_t *out) {
+    for (int64_t i = 0; i < count; i++)
+        for (int s = 0; s < 8 / bits; s++)
+            for (int b = 0; b < bytes; b++)
+                *out++ = (int16_t)((codes[(g + i) * bytes + b] >> (s * bits)) & ((1 << bits) - 1));
 }
 
-MF_INLINE float mf_output(const uint8_t *codes, const uint8_t *scales, const uint8_t *biases, int32_t companions,
-                          const mf_layout *l, const uint8_t *input, const int bits, const int bytes) {
-    const int16_t *word = (const int16_t *)input;
-    const float *step = (const float *)(input + l->step), *sum = (const float *)(input + l->sum);
-    float lane[MF_LANES] = {0};
-    for (int64_t g = 0; g < l->groups; g++) {
-        const int8_t *low = (const int8_t *)(input + l->low) + g * l->group;
-        const float dot = mf_dot(codes + g * bytes, word + g * l->group, low, bits, bytes);
-        const float scaled = dot * (mf_companion(scales, companions, g) * step[g]);
-        lane[g % MF_LANES] += scaled + mf_companion(biases, companions, g) * sum[g];
-    }
-    return mf_tree(lane);
+/* Exact dots of one group's codes with words and low digits, joined in float32. */
+MF_INLINE float mf_dot(const int16_t *code, const int16_t *word, const int16_t *low, const int group) {
+    int32_t upper = 0, lower = 0;
+    for (int i = 0; i < group; i++) upper += code[i] * word[i];
+    for (int i = 0; i < group; i++) lower += code[i] * low[i];
+    return (float)upper * 256.0f + (float)lower;
 }
 
 MF_INLINE void mf_outputs(const mf_matrix *w, const mf_layout *l, const mf_rows *rows, int64_t first, int64_t last,
                           const int bits, const int bytes) {
+    const int group = bytes * 8 / bits;
     const int64_t companion = l->groups * mf_companion_bytes(w->companions);
-    for (int64_t n = first; n < last; n++)
-        for (int64_t r = 0; r < rows->count; r++)
-            rows->outputs[r][n - first] = mf_output(w->codes + n * l->row_bytes, w->scales + n * companion,
-                                            w->biases + n * companion, w->companions, l, rows->inputs[r], bits, bytes);
+    for (int64_t n = first; n < last; n++) {
+        const uint8_t *scales = w->scales + n * companion, *biases = w->biases + n * companion;
+        float lanes[MF_TILE][MF_LANES];
+        memset(lanes, 0, sizeof *lanes * (size_t)rows->count);
+        for (int64_t at = 0; at < l->groups; at += MF_LANES) {
+            const int64_t count = mf_least(MF_LANES, l->groups - at);
+            int16_t code[MF_LANES * MF_MAX_GROUP];
+            mf_unpack(w->codes + n * l->row_bytes, at, count, bits, bytes, code);
+            for (int64_t r = 0; r < rows->count; r++) {
+                const uint8_t *input = rows->inputs[r];
+                const int16_t *word = (const int16_t *)input + at * group;
+                const int16_t *low = (const int16_t *)(input + l->high) + at * group;
+                const float *step = (const float *)(input + l->step) + at, *sum = (const float *)(input + l->sum) + at;
+                for (int64_t g = 0; g < count; g++) {
+                    const float dot = mf_dot(code + g * group, word + g * group, low + g * group, group);
+                    const float scaled = dot * (mf_companion(scales, w->companions, at + g) * step[g]);
+                    lanes[r][g] += scaled + mf_companion(biases, w->companions, at + g) * sum[g];
+                }
+            }
+        }
+        for (int64_t r = 0; r < rows->count; r++) rows->outputs[r][n - first] = mf_tree(lanes[r]);
+    }
 }
 
 MF_INLINE void mf_product_body(const mf_matrix *w, const mf_layout *l, const mf_rows *rows, int64_t first,

@@ -5,7 +5,6 @@
 #include "mference.h"
 
 #define MF_MATRICES 8     /* most matrices of one call */
-#define MF_TILE 64        /* most rows of one product */
 #define MF_CHUNK 128      /* most outputs of one item of work */
 #define CHUNK_BYTES 49152 /* codes of one item: small enough to share out evenly, large enough to stream */
 #define MANY_ROWS 4       /* from here on an item's set-up is worth sharing among more outputs */
