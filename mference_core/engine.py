@@ -84,10 +84,9 @@ def plan_for(family: LoadedFamily, checkpoint: Checkpoint, options: LoadOptions)
         raise UsageError(what="--max-context", got=str(context), expected=f"at most {limit} for this model")
     chunk = min(options.chunk, context)
     layout = family.ask("mference_kv_layout", arch=arch, context=context, chunk=chunk, dtype=dtype)
-    product_bytes = 4 if product_dtype(dtype) == mx.float32 else 2
     plan = plan_memory(
         budget_bytes=options.memory_bytes,
-        resident_bytes=resident_bytes(checkpoint.weights, product_bytes),
+        resident_bytes=resident_bytes(checkpoint.weights, product_dtype(dtype)),
         state_bytes=layout.bytes_at(context),
         scratch_bytes=scratch_bytes(arch, chunk),
         expert_bytes_per_layer={i: layer.expert_bytes for i, layer in checkpoint.experts.items()},

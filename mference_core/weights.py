@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mference_core.errors import ManifestError
 from mference_core.tensors import Quant, Span, Weight
-from mference_kernels.quant import Dense, Matrix, Quantized
+from mference_kernels.quant import Dense, Matrix, Quantized, keeps_companions
 
 MX_DTYPES = {
     "U32": mx.uint32,
@@ -70,8 +70,8 @@ class Weights:
     """Resident weights by name.
 
     `dtype` is the dtype of hidden rows. `product_dtype` is what products run in: float32 on CPUs, where half-precision
-    products are slow and coarse, and wherever hidden rows are float32; companions of codes are widened to it once.
-    Companions it cannot hold exactly (`exact_product`) make their matrix's products run in float32.
+    products are slow and coarse, and wherever hidden rows are float32; companions of codes are widened to it once,
+    unless the kernels here read them as stored (`keeps_companions`). Companions it cannot hold exactly (`exact_product`) make their matrix's products run in float32.
     """
 
     def __init__(self, weights: Mapping[str, Weight], dtype: mx.Dtype, product_dtype: mx.Dtype) -> None:
@@ -114,9 +114,9 @@ class Weights:
         assert weight.scales is not None
         assert weight.biases is not None
         groups = grouped_shape(weight.shape, weight.quant)
-        product = exact_product(weight.companions, self.product_dtype)
-        scales = read_array(weight.scales, weight.companions, groups).astype(product)
-        biases = read_array(weight.biases, weight.companions, groups).astype(product)
+        held = _held_companions(weight, weight.quant, self.product_dtype)
+        scales = read_array(weight.scales, weight.companions, groups).astype(held)
+        biases = read_array(weight.biases, weight.companions, groups).astype(held)
         mx.eval(scales, biases)
         return Quantized(
             codes=read_array(weight.data, "U32", packed_shape(weight.shape, weight.quant)),
@@ -132,6 +132,13 @@ class Weights:
         return sum(made.nbytes for made in self._made.values())
 
 
+def _held_companions(weight: Weight, quant: Quant, product: mx.Dtype) -> mx.Dtype:
+    """Return the dtype scales and biases are held in: as stored where products read that exactly, else widened."""
+    if keeps_companions(quant.bits, quant.group_size):
+        return MX_DTYPES[weight.companions]
+    return exact_product(weight.companions, product)
+
+
 def _plain(weight: Weight) -> mx.array:
     stored = read_array(weight.data, weight.dtype, weight.shape)
     if not weight.add:
@@ -141,16 +148,16 @@ def _plain(weight: Weight) -> mx.array:
     return added
 
 
-def resident_bytes(weights: Mapping[str, Weight], product_bytes: int) -> int:
-    """Return the bytes `weights` take in memory when products run in floats of `product_bytes` bytes."""
+def resident_bytes(weights: Mapping[str, Weight], product: mx.Dtype) -> int:
+    """Return the bytes `weights` take in memory when products run in `product`."""
     total = 0
     for weight in weights.values():
         if weight.quant is None:
-            size = product_bytes if weight.dtype in FLOATS and len(weight.shape) > 1 else 4 if weight.add else None
+            size = product.size if weight.dtype in FLOATS and len(weight.shape) > 1 else 4 if weight.add else None
             total += weight.data.size if size is None else _count(weight.shape) * size
         else:
-            wide = product_bytes if weight.companions == "BF16" else 4
-            total += weight.data.size + 2 * _count(grouped_shape(weight.shape, weight.quant)) * wide
+            held = _held_companions(weight, weight.quant, product)
+            total += weight.data.size + 2 * _count(grouped_shape(weight.shape, weight.quant)) * held.size
     return total
 
 

@@ -115,6 +115,15 @@ def gathered_linear_ops(x: mx.array, slots: mx.array, w: Matrix, dtype: mx.Dtype
     )[:, 0]
 
 
+def keeps_companions(bits: int, group_size: int) -> bool:
+    """Say whether products here read half-precision scales and biases exactly: the native kernels widen them as they go.
+
+    Elsewhere products run in the companions' dtype, so float32 products need them widened in memory.
+    """
+    fast = levels.cpu()
+    return fast is not None and bits in fast.BITS and group_size in fast.GROUPS
+
+
 def linear(x: mx.array, w: Matrix) -> mx.array:
     """Choose: native kernels where `levels` allows them and they know the codes, else `linear_ops`."""
     fast = levels.cpu()

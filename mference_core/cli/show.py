@@ -52,7 +52,6 @@ def describe(found: Found, dtype: str, verify: str) -> dict[str, Any]:
 
     checkpoint = engine.open_model(found.family, found.path, verify)
     dtype = engine.resolve_dtype(dtype)
-    product_bytes = engine.product_dtype(dtype).size
     experts = {i: layer.expert_bytes * layer.count for i, layer in checkpoint.experts.items()}
     layout, _ = engine.plan_for(found.family, checkpoint, engine.LoadOptions(context=1, dtype=dtype, slots="resident"))
     automatic = _automatic(found, checkpoint, dtype)
@@ -65,7 +64,7 @@ def describe(found: Found, dtype: str, verify: str) -> dict[str, Any]:
         "context_limit_tokens": engine.context_limit(checkpoint.config),
         "disk_bytes": sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file()),
         "resident_tensors": len(checkpoint.weights),
-        "resident_bytes": resident_bytes(checkpoint.weights, product_bytes),
+        "resident_bytes": resident_bytes(checkpoint.weights, engine.product_dtype(dtype)),
         "routed_layers": len(checkpoint.experts),
         "experts_per_layer": checkpoint.arch.num_experts,
         "experts_per_token": checkpoint.arch.top_k_experts,
