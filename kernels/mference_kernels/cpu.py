@@ -41,7 +41,6 @@ def matrix_args(w: Quantized, what: str) -> native.MatrixArgs:
     width = words * 32 // w.bits
     if w.scales.shape != (*stack, out, width // w.group_size) or w.biases.shape != w.scales.shape or len(stack) > 1:
         raise ValueError(f"[{what}] companions must fit codes {w.codes.shape} but got {w.scales.shape}")
-    mx.eval(w.codes, w.scales, w.biases)
     return native.MatrixArgs(
         native.address(w.codes),
         native.address(w.scales),
@@ -65,12 +64,13 @@ def linears_cpu(x: mx.array, ws: Sequence[Quantized]) -> list[mx.array]:
     if any(arg.in_ != width or w.codes.ndim != 2 for arg, w in zip(args, ws, strict=True)):
         raise ValueError(f"[linear] x must end in {args[0].in_} but got {x.shape}")
     wide = native.evaluated(x, mx.float32)
-    ys = [native.empty((*lead, arg.out)) for arg in args]
-    if wide.size and all(y.size for y in ys):
-        outputs = (ctypes.c_void_p * len(ws))(*(native.address(y) for y in ys))
+    results = [native.Output((*lead, arg.out)) for arg in args]
+    if wide.size and all(result.size for result in results):
+        outputs = (ctypes.c_void_p * len(ws))(*(result.address for result in results))
         code = native.library().mf_linear(args, len(ws), native.address(wide), wide.size // width, outputs)
         native.check(code, "linear")
-    return [y if y.dtype == x.dtype else y.astype(x.dtype) for y in ys]
+    ys = [result.array() for result in results]
+    return ys if x.dtype == mx.float32 else [y.astype(x.dtype) for y in ys]
 
 
 def linear_cpu(x: mx.array, w: Quantized) -> mx.array:
@@ -85,12 +85,12 @@ def rows_cpu(ids: mx.array, w: Quantized) -> mx.array:
     """
     args = matrix_args(w, "rows")
     which = native.evaluated(ids, mx.int32)
-    y = native.empty((*ids.shape, args.in_))
+    y = native.Output((*ids.shape, args.in_))
     if y.size:
         library = native.library()
-        code = library.mf_table_rows(ctypes.byref(args), native.address(which), which.size, native.address(y))
+        code = library.mf_table_rows(ctypes.byref(args), native.address(which), which.size, y.address)
         native.check(code, "rows")
-    return y
+    return y.array()
 
 
 def gated_experts_cpu(
@@ -148,7 +148,7 @@ def _experts(
         raise ValueError(f"[experts] weights must be {slots.shape} but got {weights.shape}")
     wide, which = native.evaluated(x, mx.float32), native.evaluated(slots, mx.int32)
     scale = None if weights is None else native.evaluated(weights, mx.float32)
-    y = native.empty((R, K, args[2].out) if scale is None else (R, args[2].out))
+    y = native.Output((R, K, args[2].out) if scale is None else (R, args[2].out))
     if y.size:
         code = native.library().mf_experts(
             args,
@@ -159,10 +159,10 @@ def _experts(
             K,
             ACTIVATIONS[activation],
             None if scale is None else native.address(scale),
-            native.address(y),
+            y.address,
         )
         native.check(code, "experts")
-    return y
+    return y.array()
 
 
 def attention_cpu(
@@ -188,12 +188,14 @@ def attention_cpu(
     if key_start > query_start or query_start + L - key_start > S or (window is not None and window < 1):
         raise ValueError(f"[attention] keys must cover positions to {query_start + L - 1} but got {S} rows")
     held = [native.evaluated(array, mx.float32) for array in (q, k, v)]
-    out = native.empty((H, L, E))
+    out = native.Output((H, L, E))
     if out.size:
         args = native.AttentionArgs(
-            *(native.address(array) for array in (*held, out)),
+            *(native.address(array) for array in held),
+            out.address,
             *(H, G, L, S, D, E, query_start, key_start, window or 0, S * D, S * E),
             scale,
         )
         native.check(native.library().mf_attend(ctypes.byref(args)), "attention")
-    return out if out.dtype == q.dtype else out.astype(q.dtype)
+    y = out.array()
+    return y if y.dtype == q.dtype else y.astype(q.dtype)

@@ -1,6 +1,7 @@
 """The native CPU library: loading it, and calling it with the addresses of mlx arrays. Calls release the interpreter lock."""
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -110,20 +111,43 @@ def evaluated(array: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
     """Return `array` computed and row-contiguous, as `dtype` if given."""
     if dtype is not None and array.dtype != dtype:
         array = array.astype(dtype)
-    array = mx.contiguous(array)
-    mx.eval(array)
+    buffer: Any = array  # a view computes it
+    if not memoryview(buffer).c_contiguous:
+        array = mx.contiguous(array)
+        mx.eval(array)
     return array
 
 
-def empty(shape: Sequence[int], dtype: mx.Dtype = mx.float32) -> mx.array:
-    """Return new memory of mlx, to be filled in place before anyone sees it."""
-    made = mx.empty(tuple(shape), dtype)
-    mx.eval(made)
-    return made
+class Output:
+    """Memory for a float32 result of `shape`: fill it at `address`, then take `array()` once.
+
+    Small results are copied into mlx, which costs less than having it compute an empty array first.
+    """
+
+    SMALL_BYTES = 1 << 16
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape, self.size = tuple(shape), math.prod(shape)
+        self._large: mx.array | None = None
+        if 4 * self.size > self.SMALL_BYTES:
+            self._large = mx.empty(self.shape, mx.float32)
+            self.address = address(self._large)
+        else:
+            self._small = (ctypes.c_float * self.size)()
+            self.address = ctypes.addressof(self._small)
+
+    def array(self) -> mx.array:
+        """Return the result."""
+        if self._large is not None:
+            return self._large
+        if not self.size:
+            return mx.zeros(self.shape)
+        view: Any = memoryview(self._small).cast("B").cast("f", list(self.shape))
+        return mx.array(view)
 
 
 def address(array: mx.array) -> int:
-    """Return where an evaluated row-contiguous array of at least one value lies."""
+    """Return where a row-contiguous array of at least one value lies, computing it if need be."""
     buffer: Any = array
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 

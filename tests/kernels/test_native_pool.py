@@ -36,12 +36,12 @@ scales = mx.random.normal((400, 8))
 w = Quantized(codes=codes, scales=scales, biases=scales, bits=4, group_size=64)
 x = native.evaluated(mx.random.normal((3, 512)))
 want = native.contents(cpu.linear_cpu(x, w))
-args, y = cpu.matrix_args(w, "test"), native.empty((3, 400))
-outputs = (ctypes.c_void_p * 1)(native.address(y))
+args, y = cpu.matrix_args(w, "test"), native.Output((3, 400))
+outputs = (ctypes.c_void_p * 1)(y.address)
 child = os.fork()
 for _ in range(50):
     native.check(native.library().mf_linear(ctypes.byref(args), 1, native.address(x), 3, outputs), "test")
-if ctypes.string_at(native.address(y), len(want)) != want:
+if ctypes.string_at(y.address, len(want)) != want:
     os._exit(1)
 if child == 0:
     os._exit(0)

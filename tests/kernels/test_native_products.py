@@ -177,10 +177,27 @@ def test_memory_beyond_a_matrix_is_not_read(bits: int, group: int) -> None:
         areas.append(area)
     for variant in native.variants():
         native.choose(variant)
-        y = native.empty((3, out))
-        outputs = (ctypes.c_void_p * 1)(native.address(y))
+        y = native.Output((3, out))
+        outputs = (ctypes.c_void_p * 1)(y.address)
         native.check(native.library().mf_linear(ctypes.byref(args), 1, native.address(x), 3, outputs), "test")
-        assert same_bits(y, want)
+        assert same_bits(y.array(), want)
+
+
+@pytest.mark.parametrize("out", [1, 16 << 10, 16385, 40000])
+def test_small_and_large_results_are_complete(out: int) -> None:
+    """Results are copied below a size and written in place above it; both hold every value and stay as they are."""
+    w, x = matrix(out, 64, 4, 64), inputs(1, 64)
+    first = cpu.linear_cpu(x, w)
+    others = [cpu.linear_cpu(inputs(1, 64, seed), w) for seed in range(1, 4)]
+    assert same_bits(first, cpu.linear_cpu(x, w))
+    assert not any(mx.array_equal(first, other) for other in others)
+    assert same_bits(first[:, -1:], expected(x, part(w, out - 1)))
+
+
+def part(w: Quantized, row: int) -> Quantized:
+    return Quantized(
+        codes=w.codes[row:], scales=w.scales[row:], biases=w.biases[row:], bits=w.bits, group_size=w.group_size
+    )
 
 
 def test_bad_arguments_are_refused() -> None:
