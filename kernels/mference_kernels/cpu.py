@@ -113,6 +113,14 @@ def gated_experts_cpu(
     return _experts((native.MatrixArgs * 3)(*args), None, x, slots, activation, weights)
 
 
+def gated_linear_cpu(x: mx.array, gate: Quantized, up: Quantized, down: Quantized, activation: Activation) -> mx.array:
+    """Return down(activation(gate(x), up(x))) in one call; shapes as `gated_linear_ops`, float32 inside, x's dtype out."""
+    args = (native.MatrixArgs * 3)(*(matrix_args(w, "gated") for w in (gate, up, down)))
+    flat = x.reshape(-1, x.shape[-1])
+    y = _experts(args, None, flat, mx.zeros((flat.shape[0], 1), mx.int32), activation, None)
+    return y.reshape(*x.shape[:-1], -1).astype(x.dtype)
+
+
 def mapped_experts_cpu(
     x: mx.array,
     ids: mx.array,

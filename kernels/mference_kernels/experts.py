@@ -7,7 +7,7 @@ import mlx.core as mx
 from attrs import frozen
 
 from mference_kernels import levels
-from mference_kernels.quant import Matrix, gathered_linear
+from mference_kernels.quant import Matrix, gathered_linear, linear, linear_ops
 
 Activation = Callable[[mx.array, mx.array], mx.array]
 
@@ -39,6 +39,22 @@ def gated_experts_ops(x: mx.array, slots: mx.array, experts: ExpertWeights, acti
     hidden = activation(gate, up).astype(x.dtype)
     out = gathered_linear(hidden, flat, experts.down, experts.dtype)
     return out.astype(mx.float32).reshape(R, K, -1)
+
+
+def gated_linear_ops(x: mx.array, gate: Matrix, up: Matrix, down: Matrix, activation: Activation) -> mx.array:
+    """Return down(activation(gate(x), up(x))), a feed-forward block that every row meets.
+
+    Shapes: x (..., H), gate and up [I, H], down [H, I] -> (..., H).   Dtypes: as `linear_ops`.
+    """
+    return linear_ops(activation(linear_ops(x, gate), linear_ops(x, up)), down)
+
+
+def gated_linear(x: mx.array, gate: Matrix, up: Matrix, down: Matrix, activation: Activation) -> mx.array:
+    """Choose: one native call where `levels` allows it, else the definition; arguments and result as there."""
+    fast = levels.cpu()
+    if fast and activation in fast.ACTIVATIONS and all(fast.can_multiply(w) for w in (gate, up, down)):
+        return cast("mx.array", fast.gated_linear_cpu(x, gate, up, down, activation))
+    return linear(activation(linear(x, gate), linear(x, up)), down)
 
 
 def weighted_sum_ops(y: mx.array, weights: mx.array) -> mx.array:

@@ -7,7 +7,13 @@ import pytest
 
 from mference_kernels import cpu, native
 from mference_kernels.activations import geglu_ops, swiglu_ops
-from mference_kernels.experts import ExpertWeights, gated_experts_ops, weighted_sum_ops
+from mference_kernels.experts import (
+    ExpertWeights,
+    gated_experts_ops,
+    gated_linear,
+    gated_linear_ops,
+    weighted_sum_ops,
+)
 from mference_kernels.quant import Quantized
 
 pytestmark = pytest.mark.usefixtures("restored")
@@ -81,6 +87,27 @@ def test_the_weighted_sum_equals_its_definition_bit_for_bit() -> None:
     weights = mx.random.normal(slots.shape, key=mx.random.key(9))
     want = weighted_sum_ops(cpu.gated_experts_cpu(x, slots, held, geglu_ops), weights)
     assert mx.array_equal(cpu.gated_experts_cpu(x, slots, held, geglu_ops, weights), want)
+
+
+def test_a_block_for_every_row_equals_its_steps_bit_for_bit() -> None:
+    held, x = experts((4, 8, 4)), inputs(6, 1)[0].reshape(2, 3, HIDDEN)
+    gate, up, down = (
+        Quantized(
+            codes=w.codes[2],
+            scales=w.scales[2].astype(mx.float32),
+            biases=w.biases[2].astype(mx.float32),
+            bits=w.bits,
+            group_size=64,
+        )
+        for w in (held.gate, held.up, held.down)
+        if isinstance(w, Quantized)
+    )
+    got = cpu.gated_linear_cpu(x, gate, up, down, geglu_ops)
+    alone = cpu.gated_experts_cpu(x.reshape(6, HIDDEN), mx.full((6, 1), 2, mx.int32), held, geglu_ops)
+    assert mx.array_equal(got.reshape(6, 1, HIDDEN), alone)
+    want = gated_linear_ops(x, gate, up, down, geglu_ops)
+    assert mx.allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert mx.array_equal(gated_linear(x, gate, up, down, geglu_ops), got)
 
 
 def test_experts_anywhere_in_memory_give_the_same_bits() -> None:
