@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
@@ -37,11 +38,33 @@ def compiler() -> list[str]:
     return []
 
 
-def command(output: Path, *extra: str, cc: list[str] | None = None) -> list[str]:
-    """Return the command that builds `output`; `extra` flags come last."""
+def commands(output: Path, *extra: str, cc: list[str] | None = None) -> tuple[list[list[str]], list[str]]:
+    """Return what compiles each source beside `output`, and what then links it; `extra` flags come last."""
     words = compiler() if cc is None else cc
-    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
-    return [*words, *FLAGS, f'-DMF_SOURCES="{digest()}"', "-shared", "-o", str(output), *sources, *extra]
+    flags = [*FLAGS, f'-DMF_SOURCES="{digest()}"']
+    sources = sorted(SOURCES.glob("*.c"))
+    objects = [str(output.with_name(f"{path.stem}.o")) for path in sources]
+    each = [
+        [*words, *flags, "-c", "-o", target, str(path), *extra] for path, target in zip(sources, objects, strict=True)
+    ]
+    return each, [*words, *flags, "-shared", "-o", str(output), *objects, *extra]
+
+
+def run(command: list[str]) -> str | None:
+    """Run a compiler's command; return None, or the first line of what it says went wrong."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    if not done.returncode:
+        return None
+    lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+    return f"{command[0]} failed: {lines[0].strip()}"
+
+
+def compile_all(output: Path, *extra: str) -> str | None:
+    """Compile and link `output`, the sources side by side; return None, or one line saying why not."""
+    each, link = commands(output, *extra)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        problem = next((said for said in pool.map(run, each) if said), None)
+    return problem or run(link)
 
 
 def build(output: Path = LIBRARY) -> str | None:
@@ -56,14 +79,12 @@ def build(output: Path = LIBRARY) -> str | None:
     try:
         with tempfile.TemporaryDirectory(dir=output.parent) as folder:
             made = Path(folder) / output.name
-            done = subprocess.run(command(made), capture_output=True, text=True, check=False, timeout=600)
-            if done.returncode:
-                lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-                return f"{compiler()[0]} failed: {lines[0].strip()}"
-            made.replace(output)
+            problem = compile_all(made)
+            if problem is None:
+                made.replace(output)
     except (OSError, subprocess.SubprocessError) as error:
         return f"the native library was not built: {error}"
-    return None
+    return problem
 
 
 if __name__ == "__main__":

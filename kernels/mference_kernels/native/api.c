@@ -172,8 +172,8 @@ MF_EXPORT int mf_table_rows(const mf_matrix *w, const int32_t *ids, int64_t coun
 static void attend_item(void *context, int64_t item, int worker) {
     const mf_attending *job = context;
     const mf_attention *a = job->call;
-    const int64_t pairs = a->heads / a->groups * a->length, blocks = (pairs + PAIRS_PER_ITEM - 1) / PAIRS_PER_ITEM;
-    const int64_t first = item % blocks * PAIRS_PER_ITEM, last = mf_least(first + PAIRS_PER_ITEM, pairs);
+    const int64_t pairs = a->heads / a->groups * a->length, blocks = (pairs + job->each - 1) / job->each;
+    const int64_t first = item % blocks * job->each, last = mf_least(first + job->each, pairs);
     mf_active->attend(a, item / blocks, first, last, job->scratch + worker * mf_scratch_floats(a));
 }
 
@@ -184,10 +184,11 @@ MF_EXPORT int mf_attend(const mf_attention *a) {
         return MF_BAD_SHAPE;
     mf_pool_enter();
     int result = MF_NO_MEMORY;
-    mf_attending job = {a, (float *)mf_arena(mf_pool_threads() * mf_scratch_floats(a) * 4)};
+    mf_attending job = {a, (float *)mf_arena(mf_pool_threads() * mf_scratch_floats(a) * 4), PAIRS_PER_ITEM};
     if (job.scratch) {
         const int64_t pairs = a->heads / a->groups * a->length;
-        mf_pool_run(attend_item, &job, a->groups * ((pairs + PAIRS_PER_ITEM - 1) / PAIRS_PER_ITEM));
+        while (job.each > 1 && a->groups * pairs / job.each < 2 * mf_pool_threads()) job.each /= 2;
+        mf_pool_run(attend_item, &job, a->groups * ((pairs + job.each - 1) / job.each));
         result = MF_OK;
     }
     mf_pool_leave();

@@ -8,7 +8,7 @@
 #define MF_CHUNK 128      /* most outputs of one item of work */
 #define CHUNK_BYTES 49152 /* codes of one item: small enough to share out evenly, large enough to stream */
 #define MANY_ROWS 4       /* from here on an item's set-up is worth sharing among more outputs */
-#define PAIRS_PER_ITEM 8  /* attention rows of one item of work */
+#define PAIRS_PER_ITEM 8  /* most attention rows of one item of work */
 
 typedef struct {
     const float *x;
@@ -19,6 +19,7 @@ typedef struct {
 typedef struct {
     const mf_attention *call;
     float *scratch;
+    int64_t each; /* pairs of one item */
 } mf_attending;
 
 int mf_lay_out(const mf_matrix *w, mf_layout *layout);
