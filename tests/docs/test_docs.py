@@ -271,7 +271,7 @@ def expert_layer(layer: int, shapes: dict[str, tuple[int, int]], count: int) -> 
             parts.append(ExpertPart(name=role + kind, dtype="BF16", shape=(rows, columns // 64), size=size))
 
     def extents(_: int) -> tuple[Extent, ...]:
-        raise NotImplementedError
+        raise AssertionError("planning memory must not look for bytes")
 
     return ExpertLayer(layer=layer, count=count, parts=tuple(parts), extents=extents)
 
