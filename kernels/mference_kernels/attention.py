@@ -1,5 +1,7 @@
 """Causal attention of one row over its own keys, grouped heads, optional window."""
 
+from typing import cast
+
 import mlx.core as mx
 
 from mference_kernels import levels
@@ -59,8 +61,17 @@ def attention(
     query_start: int,
     key_start: int,
     window: int | None = None,
+    ring: bool = False,
 ) -> mx.array:
-    """Choose: native kernels where `levels` allows them, else `attention_ops`; arguments and result as there."""
+    """Choose: native kernels where `levels` allows them, else `attention_ops`; arguments and result as there.
+
+    With `ring`, k and v are whole rings: position p lies in row p mod S, and `key_start` is the first position used.
+    """
     fast = levels.cpu()
-    path = fast.attention_cpu if fast else attention_ops
-    return path(q, k, v, scale=scale, query_start=query_start, key_start=key_start, window=window)
+    if fast:
+        where = {"query_start": query_start, "key_start": key_start, "window": window, "ring": ring}
+        return cast("mx.array", fast.attention_cpu(q, k, v, scale=scale, **where))
+    if ring:
+        order = mx.arange(key_start, query_start + q.shape[1]) % k.shape[1]
+        k, v = k[:, order], v[:, order]
+    return attention_ops(q, k, v, scale=scale, query_start=query_start, key_start=key_start, window=window)

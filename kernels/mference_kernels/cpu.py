@@ -182,10 +182,12 @@ def attention_cpu(
     query_start: int,
     key_start: int,
     window: int | None = None,
+    ring: bool = False,
 ) -> mx.array:
-    """Attend `q` to keys at or before its position; arguments, shapes and dtypes as `attention_ops`.
+    """Attend `q` to keys at or before its position; arguments, shapes and dtypes as `attention`.
 
-    Neither the number of queries in a call nor where the keys start changes a bit.
+    Neither the number of queries in a call nor where the keys start changes a bit. float32 keys and values are read in
+    place, also from slices of their rows.
     """
     H, L, D = q.shape
     G, S, E = v.shape
@@ -193,17 +195,20 @@ def attention_cpu(
         raise ValueError(f"[attention] key heads must divide {H} but got {G}")
     if k.shape != (G, S, D):
         raise ValueError(f"[attention] keys must be {(G, S, D)} but got {k.shape}")
-    if key_start > query_start or query_start + L - key_start > S or (window is not None and window < 1):
+    span = query_start + L - key_start
+    if key_start > query_start or span > S or (window is not None and window < 1):
         raise ValueError(f"[attention] keys must cover positions to {query_start + L - 1} but got {S} rows")
-    held = [native.evaluated(array, mx.float32) for array in (q, k, v)]
     out = native.Output((H, L, E))
     if out.size:
+        wide = native.evaluated(q, mx.float32)
+        held_k, at_k, stride_k = native.heads(k)
+        held_v, at_v, stride_v = native.heads(v)
         args = native.AttentionArgs(
-            *(native.address(array) for array in held),
-            out.address,
-            *(H, G, L, S, D, E, query_start, key_start, window or 0, S * D, S * E),
+            *(native.address(wide), at_k, at_v, out.address),
+            *(H, G, L, span, D, E, query_start, key_start, window or 0, stride_k, stride_v, S if ring else 0),
             scale,
         )
         native.check(native.library().mf_attend(ctypes.byref(args)), "attention")
+        del held_k, held_v  # they own the memory that was read
     y = out.array()
     return y if y.dtype == q.dtype else y.astype(q.dtype)

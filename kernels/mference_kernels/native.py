@@ -42,9 +42,27 @@ class AttentionArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out")),
         *((name, ctypes.c_int64) for name in ("heads", "groups", "length", "span", "dim", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("query_start", "key_start", "window", "k_stride", "v_stride")),
+        *((name, ctypes.c_int64) for name in ("query_start", "key_start", "window", "k_stride", "v_stride", "ring")),
         ("scale", ctypes.c_float),
     )
+
+
+class BufferView(ctypes.Structure):
+    """`Py_buffer`: where an object's memory lies and how it is strided."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        *((name, ctypes.c_ssize_t) for name in ("len", "itemsize")),
+        *((name, ctypes.c_int) for name in ("readonly", "ndim")),
+        ("format", ctypes.c_char_p),
+        *((name, ctypes.POINTER(ctypes.c_ssize_t)) for name in ("shape", "strides", "suboffsets")),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+STRIDED = 0x0018
+"""PyBUF_STRIDES: shape and strides, writable or not."""
 
 
 @cache
@@ -150,6 +168,26 @@ def address(array: mx.array) -> int:
     """Return where a row-contiguous array of at least one value lies, computing it if need be."""
     buffer: Any = array
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def heads(array: mx.array) -> tuple[mx.array, int, int]:
+    """Return float32 `array` (heads, rows, dim), where it lies, and the values from one head to the next.
+
+    Rows of a head must be contiguous; a slice of a state's rows is, and is used in place, others are copied.
+    """
+    if array.dtype != mx.float32:
+        array = array.astype(mx.float32)
+    view = BufferView()
+    get = ctypes.pythonapi.PyObject_GetBuffer
+    get(ctypes.py_object(array), ctypes.byref(view), STRIDED)
+    between, row, value = view.strides[0], view.strides[1], view.strides[2]
+    where = view.buf
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+    count, rows, dim = array.shape
+    if (value != 4 and dim > 1) or (row != 4 * dim and rows > 1) or (between % 4 and count > 1) or where is None:
+        array = mx.contiguous(array)
+        return array, address(array), rows * dim
+    return array, where, between // 4
 
 
 def check(code: int, what: str) -> None:

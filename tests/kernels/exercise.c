@@ -81,12 +81,12 @@ static int experts(int32_t bits, int32_t group) {
     return bad;
 }
 
-static int attention(int64_t dim, int64_t value_dim, int64_t window) {
+static int attention(int64_t dim, int64_t value_dim, int64_t window, int64_t ring) {
     const int64_t heads = 6, groups = 2, length = 5, span = 21;
     float *q = values((size_t)(heads * length * dim), 7), *k = values((size_t)(groups * span * dim), 8);
     float *v = values((size_t)(groups * span * value_dim), 9), *out = malloc((size_t)(heads * length * value_dim) * 4);
     const mf_attention a = {q, k, v, out, heads, groups, length, span, dim, value_dim, 19, 3, window, span * dim,
-                            span * value_dim, 0.1f};
+                            span * value_dim, ring ? span : 0, 0.1f};
     const int bad = mf_attend(&a);
     note(out, heads * length * value_dim);
     free(q);
@@ -108,8 +108,9 @@ int main(void) {
             bad |= products(bits[i / 3], groups[i % 3], 5, 3) | products(bits[i / 3], groups[i % 3], 34, 1);
             bad |= products(bits[i / 3], groups[i % 3], 1, 9) | experts(bits[i / 3], groups[i % 3]);
         }
-        for (int64_t window = 0; window < 8; window += 7)
-            bad |= attention(64, 64, window) | attention(20, 36, window) | attention(7, 80, window);
+        for (int ring = 0; ring < 2; ring++)
+            for (int64_t window = 0; window < 8; window += 7)
+                bad |= attention(64, 64, window, ring) | attention(20, 36, window, ring) | attention(7, 80, window, ring);
         printf("%s %016llx\n", mf_variant_name(v), (unsigned long long)digest);
     }
     return bad;

@@ -1,12 +1,14 @@
 """Native attention: the definition within rounding, and the same bits for any variant, chunk, buffer start and threads."""
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mference_kernels import cpu, native
-from mference_kernels.attention import attention_ops
+from mference_kernels import cpu, levels, native
+from mference_kernels.attention import attention, attention_ops
 
 pytestmark = pytest.mark.usefixtures("restored")
 
@@ -66,6 +68,42 @@ def test_chunks_threads_and_where_the_buffer_starts_change_no_bit(
                 window=window,
             )
             assert mx.array_equal(got, want[:, first:last]), (threads, first)
+
+
+@pytest.mark.parametrize("first", [0, 3, 20, 21, 40])
+@pytest.mark.parametrize("length", [1, 6])
+def test_a_ring_gives_the_bits_of_its_rows_in_order(first: int, length: int) -> None:
+    """Position p lies in row p mod the ring's size, wherever the window wraps."""
+    window, capacity = 9, 20
+    positions = mx.arange(first, first + window - 1 + length)
+    q, k, v = arrays(4, 2, length, positions.size, 48, 64)
+    rings = [mx.full((2, capacity, a.shape[-1]), mx.nan) for a in (k, v)]
+    for ring, rows in zip(rings, (k, v), strict=True):
+        ring[:, positions % capacity] = rows
+    where: dict[str, Any] = {"query_start": first + window - 1, "key_start": first, "window": window}
+    want = cpu.attention_cpu(q, k, v, scale=0.2, **where)
+    assert mx.array_equal(cpu.attention_cpu(q, *rings, scale=0.2, ring=True, **where), want)
+    assert mx.array_equal(attention(q, *rings, scale=0.2, ring=True, **where), want)
+
+
+def test_a_ring_means_the_same_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = arrays(2, 1, 2, 8, 16, 16)
+    where: dict[str, Any] = {"query_start": 12, "key_start": 7, "window": 6}
+    want = attention(q, k, v, scale=0.3, ring=True, **where)
+    monkeypatch.setattr(levels, "cpu", lambda: None)
+    assert mx.allclose(attention(q, k, v, scale=0.3, ring=True, **where), want, rtol=1e-5, atol=1e-5)
+
+
+def test_slices_of_rows_are_read_in_place_and_others_copied() -> None:
+    q, k, v = arrays(4, 2, 2, 30, 32, 32)
+    want = cpu.attention_cpu(q, k, v, scale=1.0, query_start=28, key_start=0)
+    rows = mx.concatenate([mx.full((2, 5, 32), mx.nan), k, mx.full((2, 9, 32), mx.nan)], axis=1)
+    part = rows[:, 5:35]
+    mx.eval(part)
+    assert native.heads(part)[1:] == (native.address(rows) + 4 * 5 * 32, 44 * 32)
+    assert mx.array_equal(cpu.attention_cpu(q, part, v, scale=1.0, query_start=28, key_start=0), want)
+    turned = mx.contiguous(v.swapaxes(1, 2)).swapaxes(1, 2)
+    assert mx.array_equal(cpu.attention_cpu(q, k, turned, scale=1.0, query_start=28, key_start=0), want)
 
 
 def test_invisible_keys_are_not_read() -> None:

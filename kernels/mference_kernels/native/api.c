@@ -179,12 +179,12 @@ static void attend_item(void *context, int64_t item, int worker) {
 
 /* Causal attention of one timeline; every query must see at least its own key. */
 MF_EXPORT int mf_attend(const mf_attention *a) {
-    if (a->groups < 1 || a->heads % a->groups || a->key_start > a->query_start || a->window < 0 ||
-        a->span < a->query_start + a->length - a->key_start)
+    if (a->groups < 1 || a->heads % a->groups || a->key_start > a->query_start || a->window < 0 || a->ring < 0 ||
+        (a->ring && a->span > a->ring) || a->span < a->query_start + a->length - a->key_start)
         return MF_BAD_SHAPE;
     mf_pool_enter();
     int result = MF_NO_MEMORY;
-    mf_attending job = {a, (float *)mf_arena(mf_pool_threads() * mf_scratch_floats(a) * 4), PAIRS_PER_ITEM};
+    mf_attending job = {a, (float *)mf_arena(mf_pool_threads() * mf_scratch_floats(a) * 4), MF_PAIRS};
     if (job.scratch) {
         const int64_t pairs = a->heads / a->groups * a->length;
         while (job.each > 1 && a->groups * pairs / job.each < 2 * mf_pool_threads()) job.each /= 2;

@@ -18,9 +18,11 @@
 typedef float mf_vector __attribute__((vector_size(MF_VECTOR), aligned(4), may_alias));
 typedef float mf_v4 __attribute__((vector_size(16), aligned(4), may_alias));
 
+#define MF_QUAD 4   /* pairs that share a load of a key or value */
+#define MF_BLOCK 64 /* keys that all pairs meet before the next are read */
+
 typedef struct {
-    int64_t first, last; /* keys seen, as rows of k: first .. last - 1 */
-    const float *q;
+    int64_t first, last; /* keys seen, counted from key_start: first .. last - 1 */
     float *out;
 } mf_pair;
 
@@ -31,10 +33,10 @@ MF_INLINE float mf_tree4(const float *lane) {
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
-/* Dots of `count` scaled queries with key row j, put at scores[i * stride]. */
+/* Dots of `count` scaled queries with one key, put at scores[i * stride]. */
 MF_INLINE void mf_scores(const float *q, const float *k, int64_t dim, int64_t padded, float *scores, int64_t stride,
                          const int count) {
-    mf_vector lane[MF_PAIRS][MF_PARTS] = {{{0}}};
+    mf_vector lane[MF_QUAD][MF_PARTS] = {{{0}}};
     for (int64_t d = 0; d < dim; d += MF_LANES) {
         float copy[MF_LANES] = {0};
         const float *key = k + d;
@@ -52,49 +54,44 @@ MF_INLINE void mf_scores(const float *q, const float *k, int64_t dim, int64_t pa
     }
 }
 
-/* Add key rows first .. last - 1, weighted, to 16 * MF_SLICE outputs of `count` pairs. */
-MF_INLINE void mf_weigh(const float *weights, int64_t stride, const float *v, int64_t first, int64_t last,
-                        int64_t value_stride, mf_vector (*sums)[MF_SLICE * MF_PARTS], const int count) {
-    mf_vector held[MF_PAIRS][MF_SLICE * MF_PARTS];
-    for (int i = 0; i < count; i++)
-        for (int s = 0; s < MF_SLICE * MF_PARTS; s++) held[i][s] = sums[i][s];
+/* Add values of keys first .. last - 1, weighted, to 16 * MF_SLICE outputs of `count` pairs; `v` is key 0's. */
+MF_INLINE void mf_weigh(const mf_pair *pairs, const float *weights, int64_t stride, const float *v, int64_t value_dim,
+                        int64_t at, int64_t first, int64_t last, const int count) {
+    mf_vector sums[MF_QUAD][MF_SLICE * MF_PARTS];
+    for (int i = 0; i < count; i++) memcpy(sums[i], pairs[i].out + at, sizeof sums[i]);
     for (int64_t j = first; j < last; j++)
         for (int s = 0; s < MF_SLICE * MF_PARTS; s++) {
-            const mf_vector value = *(const mf_vector *)(v + j * value_stride + s * MF_WIDTH);
-            for (int i = 0; i < count; i++) held[i][s] += value * weights[i * stride + j];
+            const mf_vector value = *(const mf_vector *)(v + j * value_dim + at + s * MF_WIDTH);
+            for (int i = 0; i < count; i++) sums[i][s] += value * weights[i * stride + j];
         }
-    for (int i = 0; i < count; i++)
-        for (int s = 0; s < MF_SLICE * MF_PARTS; s++) sums[i][s] = held[i][s];
+    for (int i = 0; i < count; i++) memcpy(pairs[i].out + at, sums[i], sizeof sums[i]);
 }
 
-MF_INLINE void mf_values(const mf_pair *pairs, const float *weights, int64_t stride, const float *totals, const float *v,
-                         int64_t value_stride, int64_t at, const int count) {
-    mf_vector sums[MF_PAIRS][MF_SLICE * MF_PARTS] = {{{0}}};
-    int64_t from = 0, to = INT64_MAX; /* rows that every pair sees */
+/* Add values of those keys of first .. last - 1 that each pair sees, in order. */
+MF_INLINE void mf_values(const mf_pair *pairs, const float *weights, int64_t stride, const float *v, int64_t value_dim,
+                         int64_t first, int64_t last, const int count) {
+    int64_t from = first, to = last; /* seen by every pair */
     for (int i = 0; i < count; i++) {
         from = mf_most(from, pairs[i].first);
         to = mf_least(to, pairs[i].last);
     }
-    from = mf_least(from, to);
-    for (int i = 0; i < count; i++)
-        mf_weigh(weights + i * stride, stride, v, pairs[i].first, from, value_stride, sums + i, 1);
-    mf_weigh(weights, stride, v, from, to, value_stride, sums, count);
-    for (int i = 0; i < count; i++) {
-        mf_weigh(weights + i * stride, stride, v, mf_most(to, pairs[i].first), pairs[i].last, value_stride, sums + i, 1);
-        for (int s = 0; s < MF_SLICE * MF_PARTS; s++) sums[i][s] /= totals[i];
-        memcpy(pairs[i].out + at, sums[i], sizeof sums[i]);
+    from = mf_least(from, mf_most(to, first));
+    to = mf_most(to, from);
+    const int64_t step = MF_SLICE * MF_LANES;
+    int64_t at = 0;
+    for (; at + step <= value_dim; at += step) {
+        for (int i = 0; i < count; i++)
+            mf_weigh(pairs + i, weights + i * stride, stride, v, value_dim, at, mf_most(first, pairs[i].first),
+                     mf_least(from, pairs[i].last), 1);
+        mf_weigh(pairs, weights, stride, v, value_dim, at, from, to, count);
+        for (int i = 0; i < count; i++)
+            mf_weigh(pairs + i, weights + i * stride, stride, v, value_dim, at, mf_most(to, pairs[i].first),
+                     mf_least(last, pairs[i].last), 1);
     }
-}
-
-/* The last outputs of a row, one at a time where no whole vector is left. */
-MF_INLINE void mf_values_rest(const mf_pair *pairs, const float *weights, int64_t stride, const float *totals,
-                              const float *v, int64_t value_dim, int64_t at, const int count) {
     for (int i = 0; i < count; i++)
-        for (int64_t e = at; e < value_dim; e++) {
-            float sum = 0.0f;
-            for (int64_t j = pairs[i].first; j < pairs[i].last; j++) sum += v[j * value_dim + e] * weights[i * stride + j];
-            pairs[i].out[e] = sum / totals[i];
-        }
+        for (int64_t e = at; e < value_dim; e++)
+            for (int64_t j = mf_most(first, pairs[i].first); j < mf_least(last, pairs[i].last); j++)
+                pairs[i].out[e] += v[j * value_dim + e] * weights[i * stride + j];
 }
 
 /* Softmax of scores[first .. last - 1] in place; returns the sum. `phase` is the position of row 0 mod 16. */
@@ -111,39 +108,58 @@ MF_INLINE float mf_softmax(float *scores, int64_t first, int64_t last, int64_t p
     return mf_tree4(lane);
 }
 
-MF_INLINE void mf_attend_pairs(const mf_attention *a, int64_t group, int64_t pair, float *scratch, const int count) {
-    const int64_t share = a->heads / a->groups, padded = mf_round_up(a->dim, MF_LANES);
-    const int64_t stride = mf_round_up(a->span, MF_LANES);
-    const float *k = a->k + group * a->k_stride, *v = a->v + group * a->v_stride;
-    float *q = scratch, *scores = scratch + MF_PAIRS * padded, totals[MF_PAIRS];
-    mf_pair pairs[MF_PAIRS];
-    int64_t from = INT64_MAX, to = 0;
-    for (int i = 0; i < count; i++) {
-        const int64_t query = (pair + i) / share, row = (group * share + (pair + i) % share) * a->length + query;
-        const int64_t position = a->query_start + query;
-        pairs[i].last = position + 1 - a->key_start;
-        pairs[i].first = a->window ? mf_most(0, pairs[i].last - a->window) : 0;
-        pairs[i].out = a->out + row * a->value_dim;
-        for (int64_t d = 0; d < padded; d++) q[i * padded + d] = d < a->dim ? a->q[row * a->dim + d] * a->scale : 0.0f;
-        from = mf_least(from, pairs[i].first);
-        to = mf_most(to, pairs[i].last);
-    }
-    for (int64_t j = from; j < to; j++)
-        mf_scores(q, k + j * a->dim, a->dim, padded, scores + j, stride, count);
-    for (int i = 0; i < count; i++)
-        totals[i] = mf_softmax(scores + i * stride, pairs[i].first, pairs[i].last, a->key_start % MF_LANES);
-    const int64_t step = MF_SLICE * MF_LANES;
-    int64_t at = 0;
-    for (; at + step <= a->value_dim; at += step)
-        mf_values(pairs, scores, stride, totals, v + at, a->value_dim, at, count);
-    mf_values_rest(pairs, scores, stride, totals, v, a->value_dim, at, count);
+/* The last key of the block that starts at key j: at most MF_BLOCK, and not past a ring's end. `row` is key j's row. */
+MF_INLINE int64_t mf_block_end(const mf_attention *a, int64_t j, int64_t to, int64_t *row) {
+    *row = a->ring ? (a->key_start + j) % a->ring : j;
+    const int64_t end = mf_least(j + MF_BLOCK, to);
+    return a->ring ? mf_least(end, j + a->ring - *row) : end;
 }
 
 MF_INLINE void mf_attend_body(const mf_attention *a, int64_t group, int64_t first, int64_t last, float *scratch) {
-    int64_t pair = first;
-    for (; pair + MF_PAIRS <= last; pair += MF_PAIRS) mf_attend_pairs(a, group, pair, scratch, MF_PAIRS);
-    for (; pair + 2 <= last; pair += 2) mf_attend_pairs(a, group, pair, scratch, 2);
-    for (; pair < last; pair++) mf_attend_pairs(a, group, pair, scratch, 1);
+    const int64_t share = a->heads / a->groups, padded = mf_round_up(a->dim, MF_LANES);
+    const int64_t stride = mf_round_up(a->span, MF_LANES), count = last - first;
+    const float *k = a->k + group * a->k_stride, *v = a->v + group * a->v_stride;
+    float *q = scratch, *scores = scratch + MF_PAIRS * padded, totals[MF_PAIRS];
+    mf_pair pairs[MF_PAIRS];
+    int64_t from = INT64_MAX, to = 0, row;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t query = (first + i) / share, at = (group * share + (first + i) % share) * a->length + query;
+        pairs[i].last = a->query_start + query + 1 - a->key_start;
+        pairs[i].first = a->window ? mf_most(0, pairs[i].last - a->window) : 0;
+        pairs[i].out = a->out + at * a->value_dim;
+        memset(pairs[i].out, 0, (size_t)a->value_dim * 4);
+        for (int64_t d = 0; d < padded; d++) q[i * padded + d] = d < a->dim ? a->q[at * a->dim + d] * a->scale : 0.0f;
+        from = mf_least(from, pairs[i].first);
+        to = mf_most(to, pairs[i].last);
+    }
+    for (int64_t j = from, end; j < to; j = end) {
+        end = mf_block_end(a, j, to, &row);
+        int64_t i = 0;
+        for (; i + MF_QUAD <= count; i += MF_QUAD)
+            for (int64_t n = j; n < end; n++)
+                mf_scores(q + i * padded, k + (row + n - j) * a->dim, a->dim, padded, scores + i * stride + n, stride,
+                          MF_QUAD);
+        for (; i + 2 <= count; i += 2)
+            for (int64_t n = j; n < end; n++)
+                mf_scores(q + i * padded, k + (row + n - j) * a->dim, a->dim, padded, scores + i * stride + n, stride, 2);
+        for (; i < count; i++)
+            for (int64_t n = j; n < end; n++)
+                mf_scores(q + i * padded, k + (row + n - j) * a->dim, a->dim, padded, scores + i * stride + n, stride, 1);
+    }
+    for (int64_t i = 0; i < count; i++)
+        totals[i] = mf_softmax(scores + i * stride, pairs[i].first, pairs[i].last, a->key_start % MF_LANES);
+    for (int64_t j = from, end; j < to; j = end) {
+        end = mf_block_end(a, j, to, &row);
+        const float *values = v + (row - j) * a->value_dim;
+        int64_t i = 0;
+        for (; i + MF_QUAD <= count; i += MF_QUAD)
+            mf_values(pairs + i, scores + i * stride, stride, values, a->value_dim, j, end, MF_QUAD);
+        for (; i + 2 <= count; i += 2)
+            mf_values(pairs + i, scores + i * stride, stride, values, a->value_dim, j, end, 2);
+        for (; i < count; i++) mf_values(pairs + i, scores + i * stride, stride, values, a->value_dim, j, end, 1);
+    }
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t e = 0; e < a->value_dim; e++) pairs[i].out[e] /= totals[i];
 }
 
 #endif

@@ -62,6 +62,7 @@ typedef struct {
     int64_t heads, groups, length, span, dim, value_dim;
     int64_t query_start, key_start, window; /* token positions; window 0 sees everything before */
     int64_t k_stride, v_stride;             /* floats from one head's keys or values to the next */
+    int64_t ring;                           /* rows of a ring: position p lies in row p mod ring; 0: row p - key_start */
     float scale;
 } mf_attention;
 
@@ -147,8 +148,7 @@ MF_INLINE void mf_by_blocks(mf_product product, const mf_matrix *w, const mf_lay
     }
 }
 
-/* Attention works on this many (query, head) pairs of a group at once. */
-#define MF_PAIRS 4
+#define MF_PAIRS 16 /* most (query, head) pairs of one call of `attend` */
 
 MF_INLINE int64_t mf_scratch_floats(const mf_attention *a) {
     return MF_PAIRS * (mf_round_up(a->dim, MF_LANES) + mf_round_up(a->span, MF_LANES) + 2 * MF_LANES);

@@ -8,7 +8,6 @@
 #define MF_CHUNK 128      /* most outputs of one item of work */
 #define CHUNK_BYTES 49152 /* codes of one item: small enough to share out evenly, large enough to stream */
 #define MANY_ROWS 4       /* from here on an item's set-up is worth sharing among more outputs */
-#define PAIRS_PER_ITEM 8  /* most attention rows of one item of work */
 
 typedef struct {
     const float *x;
