@@ -26,7 +26,8 @@ class Family:
 
     `spellings` are the `arch.family` values accepted on disk, None standing for a manifest without the key;
     `model_types` are those of config.json. `demo` is an embedded model directory, `reference` a folder with a tiny
-    checkpoint (config.json, model.safetensors, mlx/) and its independent float32 `goldens/`, for the gate.
+    checkpoint (config.json, model.safetensors, mlx/), its independent float32 `goldens/`, and conversations with their
+    prompts (chat.json), for the gate.
     """
 
     name: str = field(validator=validators.matches_re(NAME))

@@ -15,12 +15,21 @@ class Router:
 
     scores(layer, h) -> (B, L, experts) float32, from resident weights.
     choose(layer, scores, step) -> Routing of `top_k` experts, best first; equal scores take the lower id first.
+    bias(layer) -> (experts,) float32, or None where that layer has none: for rules that rank experts by scores plus a
+        bias which is no part of the weights. `choose` adds it itself, in float32, to the scores as they are; stated
+        here too so that whoever judges the order knows what is equal. Left out by rules that rank by scores alone.
     """
 
     experts: int
     top_k: int
     scores: Callable[[int, Any], mx.array]
     choose: Callable[[int, mx.array, Step | None], Routing]
+    bias: Callable[[int], mx.array | None] | None = None
+
+    def ranked_by(self, layer: int, scores: mx.array) -> mx.array:
+        """Return what `choose` ranks by, (B, L, experts) float32: scores, with the layer's bias where it has one."""
+        bias = self.bias(layer) if self.bias is not None else None
+        return scores if bias is None else scores + bias
 
     def route(self, layer: int, h: Any, step: Step) -> Routing:
         """Return the routing of hidden rows `h`, shapes (B, L, top_k)."""

@@ -169,6 +169,16 @@ class Tokenizer:
             pieces=pieces_of(decoder),
         )
 
+    @classmethod
+    def of_bytes(cls, control: Iterable[str]) -> Self:
+        """Make a tokenizer with a token per byte and these control tokens: what tries a dialect without a vocabulary."""
+        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        raw = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: n for n, c in enumerate(alphabet)}, merges=[]))
+        raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        raw.decoder = tokenizers.decoders.ByteLevel()
+        raw.add_special_tokens(list(dict.fromkeys(control)))
+        return cls.wrap(raw)
+
     @property
     def size(self) -> int:
         """Ids the vocabulary names, added tokens included; a model may have more rows."""

@@ -9,7 +9,8 @@ from attrs import define, field, frozen
 
 from mference_acceptance.arrays import listed
 from mference_core.arch import Arch
-from mference_core.engine import Engine, LoadOptions
+from mference_core.checkpoint import Checkpoint
+from mference_core.engine import Engine, LoadOptions, open_model
 from mference_core.errors import ContractError
 from mference_core.install import install_local
 from mference_core.placement import InstallPlan
@@ -54,7 +55,7 @@ class Context:
             raise ContractError(
                 what=f"reference of family {self.family.family.name}",
                 got="missing",
-                expected="a folder with config.json, model.safetensors, mlx/ and goldens/",
+                expected="a folder with config.json, model.safetensors, mlx/, goldens/ and chat.json",
             )
         return folder
 
@@ -88,6 +89,11 @@ class Context:
             install_local(self.reference / "mlx", output, self.family.contract, self.plan)
             self._install = output
         return self._install
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The float reference checkpoint, opened."""
+        return open_model(self.family, self.reference, "full-sha256")
 
     def plan(self, arch: Arch) -> InstallPlan:
         """Return the family's install plan of an arch."""

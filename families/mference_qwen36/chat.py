@@ -20,6 +20,7 @@ MAX_CALL_BYTES = 256 << 10
 STOPS = {"<|im_end|>": "end_of_turn", "<|endoftext|>": "eos"}
 THOUGHT = ("<think>", "</think>")
 CALL, NO_CALL = "<tool_call>", "</tool_call>"
+OTHERS = ("<|im_start|>", "<tool_response>", "</tool_response>")
 EFFORTS = {"none": False, "low": True, "medium": True, "high": True}  # thinking is on or off, not graded
 GUIDANCE = ("system", "developer")
 
@@ -129,6 +130,7 @@ def normalize(
 def chat_format() -> ChatFormat:
     """Return the dialect."""
     return ChatFormat(
+        control=(*STOPS, *THOUGHT, CALL, NO_CALL, *OTHERS),
         stops=STOPS,
         template=files("mference_qwen36").joinpath("chat_template.jinja").read_text(encoding="utf-8"),
         normalize=normalize,

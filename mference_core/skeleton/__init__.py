@@ -24,6 +24,7 @@ FILES = {
     "mference_@name@/model.py": "model",
     "mference_@name@/chat.py": "chat",
     "mference_@name@/chat_template.jinja": "chat_template",
+    "mference_@name@/reference/chat.json": "chat_json",
     "mference_@name@/py.typed": "empty",
     "scripts/make_reference.py": "make_reference",
     "tests/test_@name@.py": "test",

@@ -11,7 +11,7 @@ import pytest
 from mference_acceptance.cases import CASES, contract
 from mference_acceptance.context import Context
 from mference_acceptance.gate import run_case
-from mference_core import checkpoint, engine, kv, plugins, state
+from mference_core import checkpoint, engine, kv, state
 from mference_core.arch import Arch, ManifestContract
 from mference_core.experts.plan import MemoryPlan, plan_memory
 from mference_core.graph import Attended, Layer, Routing, Step
@@ -35,11 +35,6 @@ class Hooks:
 
     def __getattr__(self, name: str) -> Any:
         return self._replaced.get(name) or getattr(self._real, name)
-
-
-@pytest.fixture(scope="module")
-def sound() -> LoadedFamily:
-    return plugins.load("gemma4")
 
 
 def broken(family: LoadedFamily, **hooks: Callable[..., Any]) -> LoadedFamily:

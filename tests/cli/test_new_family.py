@@ -128,7 +128,7 @@ def test_a_folder_in_use_is_left_alone(cli: Cli, tmp_path: Path, monkeypatch: py
 def test_an_empty_folder_is_filled(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     code, out, err = cli("new-family", "other", "-o", tmp_path / "here")
-    assert (code, out) == (0, f"wrote {tmp_path / 'here'}: 21 files\n")
+    assert (code, out) == (0, f"wrote {tmp_path / 'here'}: 22 files\n")
     assert "mference accept other" in err
     assert (tmp_path / "here" / "mference_other" / "__init__.py").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["here"]

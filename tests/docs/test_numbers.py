@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 import mference_gemma4
-from mference_acceptance.case import HALF_BAR, HALF_PRODUCT_BAR, LAYER_BAR, ROUTER_WEIGHT_BAR, WIDEST_BAR
+from mference_acceptance.case import HALF_BAR, HALF_PRODUCT_BAR, LAYER_BAR, PRODUCT_BAR, ROUTER_WEIGHT_BAR, WIDEST_BAR
 from mference_core import engine, gturbo
 from mference_core.arch import MASK_KINDS, Arch, key_of
 from mference_core.experts import plan, reader, table
@@ -43,6 +43,7 @@ WRITTEN = {
         f"at most {LAYER_BAR:.0e} for rows and logits".replace("e-0", "e-"),
         f"its own disagreement counts, at most {WIDEST_BAR:.0e}.".replace("e-0", "e-"),
         f"Router weights may differ by {ROUTER_WEIGHT_BAR:.0e}.".replace("e-0", "e-"),
+        f"a root mean square of {PRODUCT_BAR:.0e} of their size".replace("e-0", "e-"),
         f"at most {HALF_BAR} of that of the golden where products run in float32, {HALF_PRODUCT_BAR} where",
     ),
     "gturbo-format.md": (

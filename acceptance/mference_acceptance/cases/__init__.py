@@ -1,7 +1,21 @@
-"""Every case of the gate, cheapest first; names of families appear nowhere."""
+"""Every case of the gate, what says most soonest first; names of families appear nowhere."""
 
 from mference_acceptance.case import Case, case_of
-from mference_acceptance.cases import batches, contract, half, invariance, parity, refusals, rewinds, ties
+from mference_acceptance.cases import (
+    batches,
+    calls,
+    chat,
+    contract,
+    half,
+    installs,
+    invariance,
+    kernels,
+    lengths,
+    parity,
+    refusals,
+    rewinds,
+    ties,
+)
 
 CASES: tuple[Case, ...] = tuple(
     case_of(run)
@@ -11,18 +25,28 @@ CASES: tuple[Case, ...] = tuple(
         contract.arch_mutations,
         contract.config_mutations,
         ties.router_ties,
+        chat.chat_renders,
+        chat.control_text,
+        chat.empty_content,
+        calls.call_round_trips,
+        calls.malformed_calls,
+        calls.random_answers,
+        kernels.kernel_bars,
         parity.parity_float,
         parity.parity_quantised,
         parity.parity_install,
         half.half_precision_layers,
         invariance.chunk_sizes,
+        lengths.prompt_lengths,
         invariance.slot_counts,
         batches.ragged_batches,
+        batches.joining_timelines,
         rewinds.state_bytes,
         rewinds.snapshots_and_forks,
         rewinds.rewinding,
         refusals.too_few_slots,
         refusals.missing_tensors,
+        installs.install_round_trip,
         refusals.damaged_installs,
     )
 )

@@ -9,20 +9,21 @@ from mference_acceptance.case import LAYER_BAR, ROUTER_WEIGHT_BAR, WIDEST_BAR, C
 from mference_acceptance.context import Context, Golden
 from mference_acceptance.runs import Trace, first_leaf
 from mference_core.engine import Engine
+from mference_core.session import Session
 
 
 def parity_float(context: Context) -> Figures:
-    """Layers, routing, logits and greedy tokens of the float checkpoint agree with the goldens."""
+    """Layers, routing, states, logits and greedy tokens of the float checkpoint agree with the goldens."""
     return against_goldens(context, "float")
 
 
 def parity_quantised(context: Context) -> Figures:
-    """Layers, routing, logits and greedy tokens of the quantised checkpoint agree with the goldens."""
+    """Layers, routing, states, logits and greedy tokens of the quantised checkpoint agree with the goldens."""
     return against_goldens(context, "mlx")
 
 
 def parity_install(context: Context) -> Figures:
-    """Layers, routing, logits and greedy tokens of an install agree with the goldens."""
+    """Layers, routing, states, logits and greedy tokens of an install agree with the goldens."""
     return against_goldens(context, "gturbo")
 
 
@@ -65,6 +66,7 @@ def compare(engine: Engine, golden: Golden, bar: float = LAYER_BAR) -> dict[str,
     worst["final_norm"] = within(normed, want["final_norm"], bar, f"{where} final norm")
     worst["logits"] = within(every, want["logits"], bar, f"{where} logits")
     within(logits, every[-1], bar, f"{where} last logits of the session")
+    worst |= _states(session, golden, bar)
     worst["decode"] = 0.0
     for step, token in enumerate(golden.decoded):
         error = within(logits, want["decode.logits"][step], bar, f"{where} decode step {step}")
@@ -80,6 +82,27 @@ def _embeddings(engine: Engine, golden: Golden, bar: float) -> float:
     if got.ndim != want.ndim:  # several streams: what the golden has is compared in layer 0
         return 0.0
     return within(got, want, bar, f"prompt {golden.name} embeddings")
+
+
+def _states(session: Session, golden: Golden, bar: float) -> dict[str, float]:
+    """Compare the states after the prompt that the golden has: `state.I.NAME`, the array NAME of layer I's state.
+
+    A name that the state does not know means its only array of that shape.
+    """
+    wanted = [key for key in golden.arrays if key.startswith("state.")]
+    worst = 0.0
+    for key in wanted:
+        _, index, name = key.split(".", 2)
+        where, want = f"prompt {golden.name} {key}", golden.arrays[key]
+        require(index.isdigit() and int(index) < len(session.states), f"{where} is of a layer the model does not have")
+        held = session.states[int(index)].snapshot().arrays
+        alike = [array for array in held.values() if array.shape == want.shape]
+        got = held.get(name, alike[0] if len(alike) == 1 else None)
+        if got is None:
+            shapes = ", ".join(f"{known} {list(array.shape)}" for known, array in held.items())
+            raise CaseFailed(f"{where} of shape {list(want.shape)} is none of the layer's arrays: {shapes}")
+        worst = max(worst, within(got, want, bar, where))
+    return {"states": worst} if wanted else {}
 
 
 def _routing(trace: Trace, golden: Golden, index: int) -> float:

@@ -16,7 +16,10 @@ SCORES = (-1.5, -0.25, -0.0, 0.0, 0.25, 2.0)
 
 
 def router_ties(context: Context) -> Figures:
-    """Experts come best first without repeats, equal scores with the lower id first, whatever rows are beside them."""
+    """Experts come best first without repeats, equal scores with the lower id first, whatever rows are beside them.
+
+    Where the router states a bias, the order is that of the scores with it.
+    """
     tied = 0
     with context.engine() as engine:
         arch = engine.checkpoint.arch
@@ -39,22 +42,34 @@ def expected_order(row: list[float], top_k: int) -> list[int]:
     return sorted(range(len(row)), key=lambda e: (-row[e], e))[:top_k]
 
 
+def tied_under(bias: list[float], rows: list[list[float]]) -> list[list[float]]:
+    """Return scores that a bias turns into rows, rounding aside, so that they tie once it is added."""
+    return [[value - offset for value, offset in zip(row, bias, strict=True)] for row in rows]
+
+
 def _try_layer(router: Router, layer: int) -> int:
     rows = synthetic_scores(router.experts, seed=layer)
+    bias = router.bias(layer) if router.bias is not None else None
+    if bias is not None:
+        fits = bias.shape == (router.experts,) and bias.dtype == mx.float32
+        require(fits, f"layer {layer} bias is {bias.dtype} of shape {bias.shape}, not float32 ({router.experts},)")
+        rows += tied_under(listed(bias), rows)
+    scores = mx.array(rows, dtype=mx.float32)
+    rows, ranks = listed(scores), listed(router.ranked_by(layer, scores))
     step = make_step([0], mx.zeros((1, len(rows)), dtype=mx.int32))
-    chosen = router.choose(layer, mx.array([rows]), step)
+    chosen = router.choose(layer, scores[None], step)
     require(chosen.ids.shape == (1, len(rows), router.top_k), f"layer {layer} ids have shape {chosen.ids.shape}")
     require(chosen.weights.shape == chosen.ids.shape, f"layer {layer} weights have shape {chosen.weights.shape}")
     require(bool(mx.isfinite(chosen.weights).all()), f"layer {layer} has weights that are not finite")
     tied = 0
-    for row, got in zip(rows, listed(chosen.ids[0]), strict=True):
-        want = expected_order(row, router.top_k)
+    for row, rank, got in zip(rows, ranks, listed(chosen.ids[0]), strict=True):
+        want = expected_order(rank, router.top_k)
         require(len(set(got)) == router.top_k, f"layer {layer} chooses an expert twice: {got}")
         require(got == want, f"layer {layer} chooses {got} for scores {row}, expected {want}")
-        tied += _ties(row, want)
+        tied += _ties(rank, want)
     alone = make_step([0], mx.zeros((1, 1), dtype=mx.int32))
     for index in (0, len(rows) // 2, len(rows) - 1):
-        single = router.choose(layer, mx.array([[rows[index]]]), alone)
+        single = router.choose(layer, scores[None, index : index + 1], alone)
         equal = mx.array_equal(single.ids[0, 0], chosen.ids[0, index])
         require(bool(equal), f"layer {layer} chooses otherwise when a row is alone")
     return tied
