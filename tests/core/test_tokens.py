@@ -292,3 +292,13 @@ def test_loading_refuses_what_it_cannot_read_in_one_line(tmp_path: Path) -> None
 def test_unknown_decoders_are_refused(decoder: dict[str, object] | None) -> None:
     with pytest.raises(ManifestError, match=r"the tokenizer's decoder is .*; expected ByteLevel"):
         pieces_of(decoder)
+
+
+def test_a_tokenizer_of_bytes_has_its_control_tokens_and_reads_back_any_text() -> None:
+    made = Tokenizer.of_bytes(["<a>", "<b>", "<a>"])
+    assert made.size == 258
+    assert made.control == {"<a>": 256, "<b>": 257}
+    text = "é <b> 日本\n"
+    assert len(made.encode(text)) == len(text.encode())
+    assert made.decode(made.encode(text)) == text
+    assert made.encode("<a>x<b>", control=True)[::2] == [256, 257]
