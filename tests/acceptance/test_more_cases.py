@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mference_acceptance.case import CaseFailed
-from mference_acceptance.cases import installs
+from mference_acceptance.cases import installs, lengths
 from mference_acceptance.cases.parity import compare, golden_bar
 from mference_acceptance.context import Context, Golden
 from mference_core import plugins
@@ -34,8 +34,11 @@ def with_layer(broken: Broken, change: Callable[[Layer], Layer]) -> LoadedFamily
     return broken(mference_layer_graph=graph)
 
 
-def test_a_fault_at_one_length_alone_is_caught(broken: Broken, refused: Refused, figures: Passed) -> None:
+def test_a_fault_at_one_length_alone_is_caught(
+    broken: Broken, refused: Refused, figures: Passed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A last chunk of eleven tokens is computed otherwise: no chunk size on the usual prompt ends in one."""
+    monkeypatch.setattr(lengths, "LONGEST", 40)
 
     def change(layer: Layer) -> Layer:
         def combine(h: Any, shared: Any, routed: Any) -> Any:
@@ -49,7 +52,11 @@ def test_a_fault_at_one_length_alone_is_caught(broken: Broken, refused: Refused,
     assert "last logits of a prompt of 11 tokens in chunks of 16" in refused("prompt-lengths", family)
 
 
-def test_a_state_that_is_wrong_after_a_ragged_end_is_caught(broken: Broken, refused: Refused) -> None:
+def test_a_state_that_is_wrong_after_a_ragged_end_is_caught(
+    broken: Broken, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths, "LONGEST", 40)
+
     def change(layer: Layer) -> Layer:
         def attend(x: Any, states: Any, step: Step) -> Any:
             late = step.offsets[0] % 16 == 15 and step.lengths == (1,)
@@ -61,10 +68,13 @@ def test_a_state_that_is_wrong_after_a_ragged_end_is_caught(broken: Broken, refu
     assert "after the token that follows" in refused("prompt-lengths", with_layer(broken, change))
 
 
-def test_every_length_is_tried(sound: LoadedFamily, figures: Passed) -> None:
+def test_every_length_is_tried(sound: LoadedFamily, figures: Passed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, and again those around the multiples of other chunks."""
+    assert lengths.LONGEST == 320
+    monkeypatch.setattr(lengths, "LONGEST", 70)
     found = figures("prompt-lengths", sound)
-    assert found["longest"] == 320
-    assert found["prompts"] > 320
+    assert found["longest"] == 70
+    assert found["prompts"] == 70 + 4 + 9 + 3  # chunks of 16, 1, 7 and 64
     assert found["least_expert_lead"] > 1e-4
 
 
