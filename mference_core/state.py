@@ -139,6 +139,19 @@ class RowState:
             first = max(0, self.length - queries - self.layout.window + 1)
         return first, {name: self._slice(array, first, self.length) for name, array in self._rows.items()}
 
+    def visible(self, queries: int) -> tuple[int, dict[str, mx.array], bool]:
+        """Return what `read` does without a copy, for attention: a ring that wraps comes whole, and the last value is true.
+
+        The row of a position is then position mod rows.
+        """
+        first = 0
+        if isinstance(self.layout, Ring):
+            first = max(0, self.length - queries - self.layout.window + 1)
+        capacity = self.capacity_rows
+        if first < self.length and first % capacity > (self.length - 1) % capacity:
+            return first, dict(self._rows), True
+        return first, {name: self._slice(array, first, self.length) for name, array in self._rows.items()}, False
+
     def _slice(self, array: mx.array, first: int, last: int) -> mx.array:
         capacity = self.capacity_rows
         if first == last:

@@ -101,7 +101,7 @@ class Attention:
     def _row(self, q: mx.array, k: mx.array, v: mx.array, b: int, state: RowState, step: Step) -> mx.array:
         real, padding = step.lengths[b], q.shape[2] - step.lengths[b]
         state.append(k=k[b, :, :real], v=v[b, :, :real])
-        first, held = state.read(real)
+        first, held, ring = state.visible(real)
         out = attention(
             q[b, :, :real],
             held["k"],
@@ -110,6 +110,7 @@ class Attention:
             query_start=step.offsets[b],
             key_start=first,
             window=self.window,
+            ring=ring,
         )
         return mx.pad(out, [(0, 0), (0, padding), (0, 0)])[None]
 

@@ -89,6 +89,12 @@ class Timeline(RuleBasedStateMachine):
         assert tokens_of(seen["k"]) == self.held[begin:]
         assert tokens_of(seen["v"]) == [-token for token in self.held[begin:]]
         assert seen["k"].shape == (HEADS, len(self.held) - begin, DIM)
+        first, whole, ring = self.state.visible(count)
+        assert first == begin
+        if ring:
+            order = mx.arange(begin, len(self.held)) % self.state.capacity_rows
+            whole = {name: array[:, order] for name, array in whole.items()}
+        assert all(mx.array_equal(whole[name], seen[name]) for name in seen)
 
     def rewindable(self, length: int) -> bool:
         """Say whether the rows that a query at `length` sees can still be there."""

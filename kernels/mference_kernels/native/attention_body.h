@@ -18,6 +18,7 @@
 typedef float mf_vector __attribute__((vector_size(MF_VECTOR), aligned(4), may_alias));
 typedef float mf_v4 __attribute__((vector_size(16), aligned(4), may_alias));
 
+#define MF_FAINT -64.0f /* scores so far below the largest weigh nothing; subnormal products would be slow */
 #define MF_QUAD 4   /* pairs that share a load of a key or value */
 #define MF_BLOCK 64 /* keys that all pairs meet before the next are read */
 
@@ -98,7 +99,10 @@ MF_INLINE void mf_values(const mf_pair *pairs, const float *weights, int64_t str
 MF_INLINE float mf_softmax(float *scores, int64_t first, int64_t last, int64_t phase) {
     float largest = scores[first];
     for (int64_t j = first; j < last; j++) largest = scores[j] > largest ? scores[j] : largest;
-    for (int64_t j = first; j < last; j++) scores[j] = mf_exp(scores[j] - largest);
+    for (int64_t j = first; j < last; j++) {
+        const float below = scores[j] - largest;
+        scores[j] = below < MF_FAINT ? 0.0f : mf_exp(below);
+    }
     float lane[MF_LANES] = {0};
     int64_t j = first;
     for (; j < last && (j + phase) % MF_LANES; j++) lane[(j + phase) % MF_LANES] += scores[j];
