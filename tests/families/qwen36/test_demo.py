@@ -1,0 +1,98 @@
+"""The embedded demo checkpoint does the main job: facts, memory of a chat, thoughts, tool calls with their results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mference_qwen36
+from mference_core import plugins
+from mference_core.chat import Text
+from mference_core.conversation import Conversation
+from mference_core.engine import Engine, LoadOptions
+from mference_core.generate import GenerateOptions
+from mference_core.sampling import SamplingOptions
+from mference_core.tokens import Tokenizer
+
+DEMO = Path(mference_qwen36.__file__).parent / "demo"
+WEATHER = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather of a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+ASK = {"role": "user", "content": "What is the weather in Paris?"}
+CALL = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+
+
+def run(cli: Any, tmp_path: Path, messages: Any, tools: Any = None, *more: object) -> dict[str, Any]:
+    (tmp_path / "messages.json").write_text(json.dumps(messages))
+    (tmp_path / "tools.json").write_text(json.dumps(tools))
+    extra = ("--tools-file", tmp_path / "tools.json") if tools else ()
+    where = ("--family", "qwen36", "--messages-file", tmp_path / "messages.json", *extra)
+    code, out, err = cli("run", *where, "--temperature", 0, "--max-new", 120, "--json", "--quiet", *more)
+    assert code == 0, err
+    facts: dict[str, Any] = json.loads(out)
+    return facts
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_it_is_small_and_carries_no_path() -> None:
+    files = [path for path in DEMO.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 6_000_000
+    assert not (DEMO / "verified-install.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("What is the opposite of hot?", "The opposite of hot is cold."),
+    ],
+)
+def test_facts(cli: Any, tmp_path: Path, question: str, answer: str) -> None:
+    facts = run(cli, tmp_path, user(question))
+    assert (facts["text"], facts["finish_reason"], facts["stop"]) == (answer, "stop", "end_of_turn")
+
+
+def test_it_thinks_before_it_answers(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "messages.json").write_text(json.dumps(user("What is the capital of Italy?")))
+    where = ("--family", "qwen36", "--messages-file", tmp_path / "messages.json")
+    code, out, err = cli("run", *where, "--temperature", 0, "--think", "--show-reasoning")
+    assert code == 0, err
+    assert out.strip() == "The capital of Italy is Rome."
+    assert "The user says: What is the capital of Italy?" in err
+
+
+def test_it_calls_a_tool_and_uses_the_result(cli: Any, tmp_path: Path) -> None:
+    facts = run(cli, tmp_path, [ASK], WEATHER)
+    assert facts["finish_reason"] == "tool_calls"
+    (call,) = facts["tool_calls"]
+    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Paris"})
+    result = {"role": "tool", "content": "21 degrees and sunny"}
+    messages = [ASK, {"role": "assistant", "content": "", "tool_calls": [CALL]}, result]
+    facts = run(cli, tmp_path, messages, WEATHER)
+    assert facts["text"] == "It is sunny in Paris, and the temperature is 21 degrees."
+
+
+def test_a_conversation_goes_on_from_what_is_held() -> None:
+    family = plugins.load("qwen36")
+    with Engine.load(family, DEMO, LoadOptions(context=512)) as engine:
+        tokenizer, chat = Tokenizer.load(DEMO), family.ask("mference_chat_format")
+        options = GenerateOptions(max_new=60, sampling=SamplingOptions(temperature=0.0))
+        conversation = Conversation(session=engine.session(), tokenizer=tokenizer, chat=chat, options=options)
+        said = [
+            "".join(event.text for event in conversation.ask(turn) if isinstance(event, Text))
+            for turn in ("My name is Clara.", "What is my name?")
+        ]
+        assert said == ["Nice to meet you, Clara!", "Your name is Clara."]
+        assert conversation.last is not None
+        assert conversation.last.figures.cached_tokens > 20
