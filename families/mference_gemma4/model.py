@@ -28,9 +28,9 @@ from mference_gemma4.arch import RMS_EPS, Gemma4Arch
 from mference_gemma4.install import TRUNK
 from mference_kernels.activations import geglu, softcap
 from mference_kernels.attention import attention
-from mference_kernels.experts import ExpertWeights, gated_experts
+from mference_kernels.experts import ExpertWeights, gated_experts, gated_linear
 from mference_kernels.norms import rms_norm
-from mference_kernels.quant import Matrix, linear, rows
+from mference_kernels.quant import Matrix, linear, linears, rows
 from mference_kernels.rope import default_frequencies, proportional_frequencies, rope
 from mference_kernels.routing import top_k
 
@@ -89,9 +89,10 @@ class Attention:
     def __call__(self, x: mx.array, states: Sequence[RowState], step: Step) -> mx.array:
         """Attend x (B, L, H), writing each timeline's real tokens to its state first."""
         B, L, _ = x.shape
-        q = linear(x, self.q).reshape(B, L, self.heads, self.head_dim)
-        k = linear(x, self.k).reshape(B, L, self.kv_heads, self.head_dim)
-        v = k if self.v is None else linear(x, self.v).reshape(B, L, self.kv_heads, self.head_dim)
+        q, k, *own_v = linears(x, (self.q, self.k) if self.v is None else (self.q, self.k, self.v))
+        q = q.reshape(B, L, self.heads, self.head_dim)
+        k = k.reshape(B, L, self.kv_heads, self.head_dim)
+        v = own_v[0].reshape(k.shape) if own_v else k
         q = rope(norm(q, self.q_norm).swapaxes(1, 2), step.positions, self.frequencies)
         k = rope(norm(k, self.k_norm).swapaxes(1, 2), step.positions, self.frequencies)
         v = norm(v, None).swapaxes(1, 2)
@@ -145,8 +146,7 @@ def _layer(arch: Gemma4Arch, weights: Weights, rule: Router, index: int) -> Laye
         return Attended(h=h, rows=norm(h, array["pre_feedforward_layernorm_2"]))
 
     def shared(h: mx.array) -> mx.array:
-        u = norm(h, array["pre_feedforward_layernorm"])
-        s = linear(geglu(linear(u, gate), linear(u, up)), down)
+        s = gated_linear(norm(h, array["pre_feedforward_layernorm"]), gate, up, down, geglu)
         return norm(s, array["post_feedforward_layernorm_1"])
 
     def experts(t: mx.array, slots: mx.array, held: ExpertWeights) -> mx.array:

@@ -212,3 +212,48 @@ def attention_cpu(
         del held_k, held_v  # they own the memory that was read
     y = out.array()
     return y if y.dtype == q.dtype else y.astype(q.dtype)
+
+
+def rms_norm_cpu(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """Scale each row to unit root mean square, then by `weight`; shapes and dtypes as `rms_norm_ops`."""
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(f"[rms_norm] weight must be {x.shape[-1:]} but got {weight.shape}")
+    return _norm(x, weight, x.shape[-1], eps)
+
+
+def unit_norm_cpu(x: mx.array, eps: float) -> mx.array:
+    """Scale each row to unit length; shapes and dtypes as `unit_norm_ops`."""
+    return _norm(x, None, 1, eps)
+
+
+def _norm(x: mx.array, weight: mx.array | None, divisor: float, eps: float) -> mx.array:
+    if weight is not None and weight.dtype not in native.COMPANIONS:
+        weight = weight.astype(mx.float32)
+    wide, y = native.evaluated(x, mx.float32), native.Output(x.shape)
+    if y.size:
+        at, kind = (None, 0) if weight is None else (native.address(weight), native.COMPANIONS[weight.dtype])
+        width = x.shape[-1]
+        rows = y.size // width
+        native.library().mf_norm(native.address(wide), at, kind, rows, width, divisor, eps, y.address)
+    return y.array() if x.dtype == mx.float32 else y.array().astype(x.dtype)
+
+
+def rope_cpu(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.array:
+    """Rotate the first features of each head, twice as many as `frequencies`; the rest pass through.
+
+    Shapes, dtypes and units as `rope_ops` and `partial_rope_ops`; angles below 2^20.
+    """
+    B, H, L, D = x.shape
+    half = frequencies.shape[0]
+    if 2 * half > D:
+        raise ValueError(f"[partial_rope] at most {D} features can turn but got {2 * half}")
+    if positions.shape != (B, L):
+        raise ValueError(f"[rope] positions must be {(B, L)} but got {positions.shape}")
+    wide, at = native.evaluated(x, mx.float32), native.evaluated(positions, mx.int32)
+    speeds, y = native.evaluated(frequencies, mx.float32), native.Output(x.shape)
+    if y.size and half:
+        addresses = native.address(wide), native.address(at), native.address(speeds)
+        native.check(native.library().mf_rope(*addresses, B, H, L, D, half, y.address), "rope")
+    elif y.size:
+        return x
+    return y.array() if x.dtype == mx.float32 else y.array().astype(x.dtype)

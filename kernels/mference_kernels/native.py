@@ -87,6 +87,8 @@ def library() -> ctypes.CDLL:
     made.mf_experts.argtypes = (pointer, pointer, pointer, pointer, int64, int64, int32, pointer, pointer)
     made.mf_table_rows.argtypes = (pointer, pointer, int64, pointer)
     made.mf_attend.argtypes = (pointer,)
+    made.mf_norm.argtypes = (pointer, pointer, int32, int64, int64, ctypes.c_float, ctypes.c_float, pointer)
+    made.mf_rope.argtypes = (pointer, pointer, pointer, int64, int64, int64, int64, int64, pointer)
     made.mf_set_threads(available_cores())
     return made
 

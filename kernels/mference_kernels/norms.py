@@ -1,6 +1,10 @@
 """Root-mean-square and length norms."""
 
+from typing import cast
+
 import mlx.core as mx
+
+from mference_kernels import levels
 
 
 def rms_norm_ops(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
@@ -29,4 +33,13 @@ def unit_norm_ops(x: mx.array, eps: float) -> mx.array:
     return (wide * mx.rsqrt((wide * wide).sum(axis=-1, keepdims=True) + eps)).astype(x.dtype)
 
 
-rms_norm, unit_norm = rms_norm_ops, unit_norm_ops
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """Choose: native kernels where `levels` allows them, else `rms_norm_ops`; arguments and result as there."""
+    fast = levels.cpu()
+    return cast("mx.array", fast.rms_norm_cpu(x, weight, eps)) if fast else rms_norm_ops(x, weight, eps)
+
+
+def unit_norm(x: mx.array, eps: float) -> mx.array:
+    """Choose as `rms_norm` does; arguments and result as `unit_norm_ops`."""
+    fast = levels.cpu()
+    return cast("mx.array", fast.unit_norm_cpu(x, eps)) if fast else unit_norm_ops(x, eps)

@@ -1,6 +1,10 @@
 """Rotary position embedding, half-split pairs."""
 
+from typing import cast
+
 import mlx.core as mx
+
+from mference_kernels import levels
 
 
 def default_frequencies(dims: int, theta: float) -> mx.array:
@@ -52,4 +56,16 @@ def partial_rope_ops(x: mx.array, positions: mx.array, frequencies: mx.array) ->
     return mx.concatenate([rope_ops(x[..., :turning], positions, frequencies), x[..., turning:]], axis=-1)
 
 
-rope, partial_rope = rope_ops, partial_rope_ops
+def rope(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.array:
+    """Choose: native kernels where `levels` allows them, else `rope_ops`; arguments and result as there."""
+    half = x.shape[-1] // 2
+    if frequencies.shape != (half,):
+        raise ValueError(f"[rope] frequencies must be ({half},) but got {frequencies.shape}")
+    fast = levels.cpu()
+    return cast("mx.array", (fast.rope_cpu if fast else rope_ops)(x, positions, frequencies))
+
+
+def partial_rope(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.array:
+    """Choose as `rope` does; arguments and result as `partial_rope_ops`."""
+    fast = levels.cpu()
+    return cast("mx.array", (fast.rope_cpu if fast else partial_rope_ops)(x, positions, frequencies))

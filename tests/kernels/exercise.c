@@ -13,6 +13,9 @@ int mf_table_rows(const mf_matrix *w, const int32_t *ids, int64_t count, float *
 int mf_experts(const mf_matrix *w, const void *const *table, const float *x, const int32_t *slots, int64_t rows,
                int64_t choices, int32_t activation, const float *weights, float *y);
 int mf_attend(const mf_attention *a);
+int mf_norm(const float *x, const uint8_t *weight, int32_t type, int64_t rows, int64_t dim, float divisor, float eps, float *y);
+int mf_rope(const float *x, const int32_t *positions, const float *frequencies, int64_t batch, int64_t heads,
+            int64_t length, int64_t dim, int64_t half, float *y);
 
 static uint64_t digest;
 
@@ -96,6 +99,26 @@ static int attention(int64_t dim, int64_t value_dim, int64_t window, int64_t rin
     return bad;
 }
 
+static int norms_and_turns(int64_t dim, int64_t length) {
+    const int64_t heads = 3, count = heads * length * dim;
+    float *x = values((size_t)count, 10), *y = malloc((size_t)count * 4), *w = values((size_t)dim, 11);
+    float *frequencies = values((size_t)dim / 2, 12);
+    int32_t *positions = malloc((size_t)length * 4);
+    for (int64_t i = 0; i < length; i++) positions[i] = (int32_t)(i * i * 9973);
+    int bad = mf_norm(x, (const uint8_t *)w, MF_FLOAT32, heads * length, dim, (float)dim, 1e-6f, y);
+    note(y, count);
+    bad |= mf_norm(x, NULL, 0, heads * length, dim, 1.0f, 1e-6f, y);
+    note(y, count);
+    bad |= mf_rope(x, positions, frequencies, 1, heads, length, dim, dim / 2 - 1, y);
+    note(y, count);
+    free(x);
+    free(y);
+    free(w);
+    free(frequencies);
+    free(positions);
+    return bad;
+}
+
 int main(void) {
     const int32_t bits[] = {2, 4, 8}, groups[] = {32, 64, 128};
     int bad = 0;
@@ -111,6 +134,7 @@ int main(void) {
         for (int ring = 0; ring < 2; ring++)
             for (int64_t window = 0; window < 8; window += 7)
                 bad |= attention(64, 64, window, ring) | attention(20, 36, window, ring) | attention(7, 80, window, ring);
+        bad |= norms_and_turns(50, 5) | norms_and_turns(64, 40);
         printf("%s %016llx\n", mf_variant_name(v), (unsigned long long)digest);
     }
     return bad;

@@ -1,0 +1,119 @@
+/* Norms and rotary embedding of rows: little work, so plain C for every machine, with one rounding per operation. */
+#include <math.h>
+
+#include "work.h"
+
+#define ROWS_PER_ITEM 16
+
+typedef struct {
+    const float *x;
+    const uint8_t *weight;
+    float *y;
+    int64_t rows, dim;
+    float divisor, eps;
+    int32_t type;
+} norming;
+
+MF_INLINE void norm_row(const norming *job, const float *x, float *y, const int32_t type) {
+    float lane[MF_LANES] = {0};
+    int64_t d = 0;
+    for (; d + MF_LANES <= job->dim; d += MF_LANES)
+        for (int i = 0; i < MF_LANES; i++) lane[i] += x[d + i] * x[d + i];
+    for (; d < job->dim; d++) lane[d % MF_LANES] += x[d] * x[d];
+    const float scale = 1.0f / sqrtf(mf_tree(lane) / job->divisor + job->eps);
+    if (job->weight)
+        for (d = 0; d < job->dim; d++) y[d] = (x[d] * scale) * mf_companion(job->weight, type, d);
+    else
+        for (d = 0; d < job->dim; d++) y[d] = x[d] * scale;
+}
+
+static void norm_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const norming *job = context;
+    const int64_t last = mf_least((item + 1) * ROWS_PER_ITEM, job->rows);
+    for (int64_t row = item * ROWS_PER_ITEM; row < last; row++) {
+        const float *x = job->x + row * job->dim;
+        float *y = job->y + row * job->dim;
+        if (job->type == MF_BFLOAT16)
+            norm_row(job, x, y, MF_BFLOAT16);
+        else if (job->type == MF_FLOAT32)
+            norm_row(job, x, y, MF_FLOAT32);
+        else
+            norm_row(job, x, y, MF_FLOAT16);
+    }
+}
+
+/* y = x / sqrt(sum of x^2 / divisor + eps), times `weight` (dim) of `type` unless it is NULL; rows (rows, dim). */
+MF_EXPORT int mf_norm(const float *x, const uint8_t *weight, int32_t type, int64_t rows, int64_t dim, float divisor,
+                      float eps, float *y) {
+    norming job = {x, weight, y, rows, dim, divisor, eps, type};
+    mf_pool_enter();
+    mf_pool_run(norm_item, &job, (rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
+    mf_pool_leave();
+    return MF_OK;
+}
+
+/* Cosine and sine of `angle`, in double precision, for angles to 2^20; rounded to float32 at the end. */
+static void turn(float angle, float *cosine, float *sine) {
+    const double shifted = (double)angle * 0.63661977236758134 + 6755399441055744.0;
+    const double n = shifted - 6755399441055744.0; /* nearest multiple of a quarter turn */
+    uint64_t quarter;
+    memcpy(&quarter, &shifted, 8);
+    const double r = ((double)angle - n * 1.5707963267341256) - n * 6.0771005065061922e-11, z = r * r;
+    double s = -1.0 / 39916800.0 + z * (1.0 / 6227020800.0);
+    s = 1.0 / 362880.0 + z * s;
+    s = -1.0 / 5040.0 + z * s;
+    s = 1.0 / 120.0 + z * s;
+    s = -1.0 / 6.0 + z * s;
+    s = r + r * (z * s);
+    double c = 1.0 / 479001600.0 - z * (1.0 / 87178291200.0);
+    c = -1.0 / 3628800.0 + z * c;
+    c = 1.0 / 40320.0 + z * c;
+    c = -1.0 / 720.0 + z * c;
+    c = 1.0 / 24.0 + z * c;
+    c = -0.5 + z * c;
+    c = 1.0 + z * c;
+    const double first = quarter & 1 ? s : c, second = quarter & 1 ? c : s;
+    *cosine = (float)((quarter + 1) & 2 ? -first : first);
+    *sine = (float)(quarter & 2 ? -second : second);
+}
+
+typedef struct {
+    const float *x;
+    float *y, *turns;
+    int64_t heads, length, dim, half;
+} rotating;
+
+static void rotate_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const rotating *job = context;
+    const int64_t half = job->half, row = item % (job->heads * job->length) % job->length;
+    const float *cosine = job->turns + 2 * half * (item / (job->heads * job->length) * job->length + row);
+    const float *sine = cosine + half, *a = job->x + item * job->dim, *b = a + half;
+    float *y = job->y + item * job->dim;
+    for (int64_t i = 0; i < half; i++) y[i] = a[i] * cosine[i] - b[i] * sine[i];
+    for (int64_t i = 0; i < half; i++) y[half + i] = b[i] * cosine[i] + a[i] * sine[i];
+    for (int64_t i = 2 * half; i < job->dim; i++) y[i] = a[i];
+}
+
+/* Rotate pairs (i, i + half) of the first 2 * half features of rows x (batch, heads, length, dim) by position * frequency;
+   positions are (batch, length). */
+MF_EXPORT int mf_rope(const float *x, const int32_t *positions, const float *frequencies, int64_t batch, int64_t heads,
+                      int64_t length, int64_t dim, int64_t half, float *y) {
+    if (2 * half > dim) return MF_BAD_SHAPE;
+    mf_pool_enter();
+    rotating job = {x, y, (float *)mf_arena(batch * length * half * 8 + 8), heads, length, dim, half};
+    if (job.turns) {
+        for (int64_t row = 0; row < batch * length; row++)
+            for (int64_t i = 0; i < half; i++) {
+                float *at = job.turns + 2 * half * row + i;
+                turn((float)positions[row] * frequencies[i], at, at + half);
+            }
+        if (length < ROWS_PER_ITEM)
+            for (int64_t item = 0; item < batch * heads * length; item++) rotate_item(&job, item, 0);
+        else
+            mf_pool_run(rotate_item, &job, batch * heads * length);
+    }
+    mf_pool_leave();
+    return job.turns ? MF_OK : MF_NO_MEMORY;
+}
