@@ -116,9 +116,14 @@ def gated_experts_cpu(
 def gated_linear_cpu(x: mx.array, gate: Quantized, up: Quantized, down: Quantized, activation: Activation) -> mx.array:
     """Return down(activation(gate(x), up(x))) in one call; shapes as `gated_linear_ops`, float32 inside, x's dtype out."""
     args = (native.MatrixArgs * 3)(*(matrix_args(w, "gated") for w in (gate, up, down)))
-    flat = x.reshape(-1, x.shape[-1])
-    y = _experts(args, None, flat, mx.zeros((flat.shape[0], 1), mx.int32), activation, None)
-    return y.reshape(*x.shape[:-1], -1).astype(x.dtype)
+    *lead, width = x.shape
+    if width != args[0].in_:
+        raise ValueError(f"[gated] x must end in {args[0].in_} but got {x.shape}")
+    rows = x.size // width
+    slots = (ctypes.c_int32 * rows)()  # one expert, number 0
+    y = native.Output((*lead, args[2].out))
+    _run_experts(args, None, native.evaluated(x, mx.float32), ctypes.addressof(slots), (rows, 1), activation, None, y)
+    return y.array() if x.dtype == mx.float32 else y.array().astype(x.dtype)
 
 
 def mapped_experts_cpu(
@@ -147,8 +152,6 @@ def _experts(
     activation: Activation,
     weights: mx.array | None,
 ) -> mx.array:
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"[experts] activation must be geglu or swiglu but got {activation!r}")
     R, K = slots.shape
     if x.shape != (R, args[0].in_):
         raise ValueError(f"[experts] x must be {(R, args[0].in_)} but got {x.shape}")
@@ -157,20 +160,29 @@ def _experts(
     wide, which = native.evaluated(x, mx.float32), native.evaluated(slots, mx.int32)
     scale = None if weights is None else native.evaluated(weights, mx.float32)
     y = native.Output((R, K, args[2].out) if scale is None else (R, args[2].out))
-    if y.size:
-        code = native.library().mf_experts(
-            args,
-            table,
-            native.address(wide),
-            native.address(which),
-            R,
-            K,
-            ACTIVATIONS[activation],
-            None if scale is None else native.address(scale),
-            y.address,
-        )
-        native.check(code, "experts")
+    at = native.address(which) if y.size else None
+    _run_experts(args, table, wide, at, (R, K), activation, scale, y)
     return y.array()
+
+
+def _run_experts(
+    args: "ctypes.Array[native.MatrixArgs]",
+    table: "ctypes.Array[ctypes.c_void_p] | None",
+    x: mx.array,
+    slots: int | None,
+    shape: tuple[int, int],
+    activation: Activation,
+    weights: mx.array | None,
+    y: native.Output,
+) -> None:
+    """Fill `y`; `x` and `weights` are evaluated, `slots` is where the slots of `shape` (rows, choices) lie."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"[experts] activation must be geglu or swiglu but got {activation!r}")
+    if y.size:
+        scale = None if weights is None else native.address(weights)
+        kind = ACTIVATIONS[activation]
+        code = native.library().mf_experts(args, table, native.address(x), slots, *shape, kind, scale, y.address)
+        native.check(code, "experts")
 
 
 def attention_cpu(

@@ -2,6 +2,7 @@
    core lost to another process delays a call by at most the items a preempted worker had already taken. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
@@ -51,6 +52,7 @@ static int spin_until_changed(atomic_uint *word, unsigned seen) {
             if (atomic_load(word) != seen) return 1;
             relax();
         }
+        sched_yield(); /* whoever waits for this core goes first: the caller's own threads, above all */
     } while (now_ns() < until);
     return 0;
 }
