@@ -89,6 +89,7 @@ def library() -> ctypes.CDLL:
     made.mf_attend.argtypes = (pointer,)
     made.mf_norm.argtypes = (pointer, pointer, int32, int64, int64, ctypes.c_float, ctypes.c_float, pointer)
     made.mf_rope.argtypes = (pointer, pointer, pointer, int64, int64, int64, int64, int64, pointer)
+    made.mf_read.argtypes, made.mf_read.restype = (pointer, int64), ctypes.c_uint64
     made.mf_set_threads(available_cores())
     return made
 
