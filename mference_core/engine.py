@@ -26,6 +26,7 @@ from mference_core.session import Session
 from mference_core.state import DTYPES
 from mference_core.steps import Observer, StepFunction, advance, make_step
 from mference_core.weights import Weights, exact_product, resident_bytes
+from mference_kernels import levels, native
 from mference_kernels.mapped import reads_addresses
 
 DEFAULT_CONTEXT = 4096
@@ -98,6 +99,20 @@ def plan_for(family: LoadedFamily, checkpoint: Checkpoint, options: LoadOptions)
     return layout, plan
 
 
+def slow_kernels() -> str | None:
+    """Say why products here run in mlx operations on the CPU, or None where they do not.
+
+    Raises `UsageError` for a kernel switch in the environment that cannot be meant or had.
+    """
+    if mx.default_device() != mx.Device(mx.cpu):
+        return None
+    try:
+        chosen = levels.level()
+    except (ValueError, native.Unavailable) as error:
+        raise UsageError(what=str(error), remedy=f"change or unset {levels.SWITCH} and {levels.THREADS}") from error
+    return chosen.reason if chosen.variant is None else None
+
+
 def can_map(checkpoint: Checkpoint) -> bool:
     """Say whether the experts can be used in place from their files: quantised, and kernels here that take addresses."""
     parts = [part for layer in checkpoint.experts.values() for part in layer.parts if part.name in ROLES]
@@ -148,6 +163,8 @@ class Engine:
         `StreamError`; nothing is kept after an error.
         """
         options = options or LoadOptions()
+        if (slow := slow_kernels()) is not None:
+            notice(f"warning: {slow}")
         checkpoint = open_model(family, path, options.verify)
         layout, plan = plan_for(family, checkpoint, options)
         notice(f"memory plan: {plan}")

@@ -41,12 +41,12 @@ def _kernels(backend: dict[str, Any]) -> dict[str, str]:
         return {"path": "none", "why": "mlx does not load"}
     if backend["backend"] != "cpu":
         return {"path": "mlx operations", "why": f"none of our own is proven on {backend['backend']} yet"}
+    from mference_core.engine import slow_kernels  # noqa: PLC0415
     from mference_kernels.levels import level  # noqa: PLC0415
 
-    chosen = level()
-    if chosen.variant is None:
-        return {"path": "mlx operations in float32", "why": chosen.reason}
-    return {"path": f"native {chosen.variant}", "why": "its first products here equal the contract bit for bit"}
+    if (slow := slow_kernels()) is not None:
+        return {"path": "mlx operations in float32", "why": slow}
+    return {"path": f"native {level().variant}", "why": "its first products here equal the contract bit for bit"}
 
 
 def examine() -> dict[str, Any]:

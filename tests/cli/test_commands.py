@@ -87,3 +87,23 @@ def test_a_closed_pipe_is_quiet() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("switch", "code", "text"),
+    [
+        ("off", 0, "warning: MFERENCE_CPU_KERNELS is off"),
+        ("fast", 2, "MFERENCE_CPU_KERNELS must be off, auto or one of"),
+    ],
+)
+def test_slow_or_unknown_kernels_are_said_in_one_line(
+    gemma4_reference: Path, tmp_path: Path, shared_data_dir: Path, switch: str, code: int, text: str
+) -> None:
+    """Without native kernels a CPU run warns once; a switch that cannot be meant is a usage error."""
+    (tmp_path / "ids.json").write_text("[2, 3]")
+    where = ["run", "--model", str(gemma4_reference), "--tokens", str(tmp_path / "ids.json"), "--max-new", "2"]
+    program = f"from mference_core.cli import main; main({where!r})"
+    here = {**os.environ, "MFERENCE_CPU_KERNELS": switch, "MFERENCE_DATA_DIR": str(shared_data_dir)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=here)
+    assert (done.returncode, done.stderr.count(text)) == (code, 1)
+    assert "Traceback" not in done.stderr
