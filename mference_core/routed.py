@@ -13,7 +13,7 @@ from mference_core.experts.slab import DTYPES
 from mference_core.graph import Layer, Routing, Step
 from mference_core.placement import ROLES
 from mference_core.tensors import ExpertPart
-from mference_kernels.experts import ExpertWeights, weighted_sum
+from mference_kernels.experts import ExpertWeights, placed_sum, weighted_sum
 from mference_kernels.mapped import MappedWeights, Shape
 from mference_kernels.quant import Dense, Matrix, Quantized
 
@@ -84,15 +84,18 @@ def routed_branch(layer: Layer, experts: LayerExperts, rows: mx.array, routing: 
     B, L, H = rows.shape
     k = routing.ids.shape[-1]
     flat, ids = rows.reshape(B * L, H), routing.ids.reshape(B * L, k)
+    weights = routing.weights.reshape(B * L, k)
     if experts.source.full:
-        y = layer.experts(flat, experts.source.slot_map[ids], experts.weights())
+        total = weighted_sum(layer.experts(flat, experts.source.slot_map[ids], experts.weights()), weights)
     else:
-        y = _streamed(layer, experts, flat, ids, step)
-    return weighted_sum(y, routing.weights.reshape(B * L, k)).reshape(B, L, H)
+        total = placed_sum(*_streamed(layer, experts, flat, ids, step), weights)
+    return total.reshape(B, L, H)
 
 
-def _streamed(layer: Layer, experts: LayerExperts, rows: mx.array, ids: mx.array, step: Step) -> mx.array:
-    """Return (N, k, H) unweighted outputs, experts read as needed."""
+def _streamed(
+    layer: Layer, experts: LayerExperts, rows: mx.array, ids: mx.array, step: Step
+) -> tuple[list[mx.array], list[int]]:
+    """Return pairs' unweighted outputs, experts read as needed, and where among them each (row, rank) pair lies."""
     N, k = ids.shape
     pairs = _pairs_by_expert(cast("list[list[int]]", ids.tolist()), step, experts.source.experts)
     outputs: list[mx.array] = []
@@ -110,8 +113,7 @@ def _streamed(layer: Layer, experts: LayerExperts, rows: mx.array, ids: mx.array
     place = [0] * (N * k)
     for at, pair in enumerate(order):
         place[pair] = at
-    joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
-    return joined[mx.array(place, dtype=mx.int32)].reshape(N, k, -1)
+    return outputs, place
 
 
 def _pairs_by_expert(ids: list[list[int]], step: Step, count: int) -> dict[int, list[int]]:

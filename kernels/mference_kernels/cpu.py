@@ -185,6 +185,28 @@ def _run_experts(
         native.check(code, "experts")
 
 
+def placed_sum_cpu(outputs: Sequence[mx.array], place: Sequence[int] | None, weights: mx.array) -> mx.array:
+    """Return the weighted sum over ranks of pairs that lie in several arrays; arguments as `placed_sum_ops`.
+
+    Without `place` the pairs lie in order. Bit for bit as `weighted_sum_ops`.
+    """
+    R, K = weights.shape
+    width = outputs[0].shape[-1]
+    wide = [native.evaluated(y, mx.float32) for y in outputs if y.size]
+    scale, total = native.evaluated(weights, mx.float32), native.Output((R, width))
+    if total.size:
+        starts = (ctypes.c_int64 * (len(wide) + 1))()
+        for i, y in enumerate(wide):
+            starts[i + 1] = starts[i] + y.size // width
+        if starts[len(wide)] < (R * K if place is None else 1):
+            raise ValueError(f"[weighted_sum] outputs must have {R * K} rows but got {starts[len(wide)]}")
+        pieces = (ctypes.c_void_p * len(wide))(*(native.address(y) for y in wide))
+        where = None if place is None else (ctypes.c_int32 * (R * K))(*place)
+        at = native.address(scale), R, K, width, total.address
+        native.check(native.library().mf_weighted_sum(pieces, starts, len(wide), where, *at), "weighted_sum")
+    return total.array()
+
+
 def attention_cpu(
     q: mx.array,
     k: mx.array,

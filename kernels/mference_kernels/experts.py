@@ -1,6 +1,6 @@
 """The routed feed-forward branch over slots in memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import mlx.core as mx
@@ -69,7 +69,26 @@ def weighted_sum_ops(y: mx.array, weights: mx.array) -> mx.array:
     return total
 
 
-weighted_sum = weighted_sum_ops
+def placed_sum_ops(outputs: Sequence[mx.array], place: Sequence[int], weights: mx.array) -> mx.array:
+    """Sum over ranks as `weighted_sum_ops`, of pairs that lie anywhere in several arrays.
+
+    Shapes: each output (P, H), weights (R, K) -> (R, H); `place[row * K + rank]` counts rows of all outputs in order.
+    """
+    joined = outputs[0] if len(outputs) == 1 else mx.concatenate(list(outputs))
+    return weighted_sum_ops(joined[mx.array(list(place), dtype=mx.int32)].reshape(*weights.shape, -1), weights)
+
+
+def weighted_sum(y: mx.array, weights: mx.array) -> mx.array:
+    """Choose: native kernels where `levels` allows them, else `weighted_sum_ops`; arguments, result and bits as there."""
+    fast = levels.cpu()
+    return cast("mx.array", fast.placed_sum_cpu([y], None, weights)) if fast else weighted_sum_ops(y, weights)
+
+
+def placed_sum(outputs: Sequence[mx.array], place: Sequence[int], weights: mx.array) -> mx.array:
+    """Choose as `weighted_sum` does; arguments and result as `placed_sum_ops`."""
+    fast = levels.cpu()
+    path = fast.placed_sum_cpu if fast else placed_sum_ops
+    return cast("mx.array", path(outputs, place, weights))
 
 
 class PlacedExperts(Protocol):

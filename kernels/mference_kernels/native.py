@@ -85,6 +85,7 @@ def library() -> ctypes.CDLL:
     made.mf_choose.argtypes = (ctypes.c_char_p,)
     made.mf_linear.argtypes = (pointer, int64, pointer, int64, pointer)
     made.mf_experts.argtypes = (pointer, pointer, pointer, pointer, int64, int64, int32, pointer, pointer)
+    made.mf_weighted_sum.argtypes = (pointer, pointer, int64, pointer, pointer, int64, int64, int64, pointer)
     made.mf_table_rows.argtypes = (pointer, pointer, int64, pointer)
     made.mf_attend.argtypes = (pointer,)
     made.mf_norm.argtypes = (pointer, pointer, int32, int64, int64, ctypes.c_float, ctypes.c_float, pointer)

@@ -1,6 +1,7 @@
 """The routed block in one call: each pair on its own, same bits for any slot, tile, thread count and variant."""
 
 import ctypes
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -12,6 +13,9 @@ from mference_kernels.experts import (
     gated_experts_ops,
     gated_linear,
     gated_linear_ops,
+    placed_sum,
+    placed_sum_ops,
+    weighted_sum,
     weighted_sum_ops,
 )
 from mference_kernels.quant import Quantized
@@ -87,6 +91,26 @@ def test_the_weighted_sum_equals_its_definition_bit_for_bit() -> None:
     weights = mx.random.normal(slots.shape, key=mx.random.key(9))
     want = weighted_sum_ops(cpu.gated_experts_cpu(x, slots, held, geglu_ops), weights)
     assert mx.array_equal(cpu.gated_experts_cpu(x, slots, held, geglu_ops, weights), want)
+
+
+def test_sums_of_scattered_pairs_equal_their_definition_bit_for_bit() -> None:
+    rows, choices, width = 7, 3, 45
+    keys = mx.random.split(mx.random.key(4), 3)
+    y = mx.random.normal((rows, choices, width), key=keys[0])
+    weights = mx.random.normal((rows, choices), key=keys[1])
+    want = weighted_sum_ops(y, weights)
+    assert mx.array_equal(weighted_sum(y, weights), want)
+    order = mx.random.permutation(rows * choices, key=keys[2])
+    place: Any = mx.argsort(order).tolist()
+    scattered = y.reshape(-1, width)[order]
+    for cuts in ([], [4], [1, 2, 19]):
+        parts = [part for part in mx.split(scattered, cuts) if part.size] if cuts else [scattered]
+        assert mx.array_equal(placed_sum(parts, place, weights), want)
+        assert mx.array_equal(placed_sum_ops(parts, place, weights), want)
+    with pytest.raises(ValueError, match="out of range"):
+        placed_sum([scattered], [*place[:-1], rows * choices], weights)
+    with pytest.raises(ValueError, match="must have 21 rows"):
+        weighted_sum(y[1:], weights)
 
 
 def test_a_block_for_every_row_equals_its_steps_bit_for_bit() -> None:

@@ -15,7 +15,7 @@ typedef struct {
     const int32_t *order;
     const uint8_t *gate_inputs, *up_inputs;
     uint8_t *down_inputs;
-    float *hidden, *y, *total;
+    float *hidden, *y;
     const float *weights;
     int64_t chunk, per_group, choices;
     int32_t activation;
@@ -88,19 +88,49 @@ static void down_item(void *context, int64_t item, int worker) {
     }
 }
 
+/* Pairs' rows, in pieces: pair p lies in piece i at row p - starts[i], for the last i with starts[i] <= p. */
+typedef struct {
+    const float *const *pieces;
+    const int64_t *starts;
+    int64_t count;
+} mf_pieces;
+
+typedef struct {
+    mf_pieces from;
+    const int32_t *place; /* of pair (row, rank); NULL: row * choices + rank */
+    const float *weights;
+    float *total;
+    int64_t choices, width;
+} mf_summing;
+
 /* One row's sum over ranks in order: one rounding per product and per sum. */
 static void sum_item(void *context, int64_t row, int worker) {
     (void)worker;
-    const mf_block *b = context;
-    const int64_t width = b->down->out;
-    float *total = b->total + row * width;
-    for (int64_t rank = 0; rank < b->choices; rank++) {
-        const float *y = b->y + (row * b->choices + rank) * width, w = b->weights[row * b->choices + rank];
+    const mf_summing *s = context;
+    float *total = s->total + row * s->width;
+    for (int64_t rank = 0; rank < s->choices; rank++) {
+        const int64_t pair = row * s->choices + rank, at = s->place ? s->place[pair] : pair;
+        int64_t piece = s->from.count - 1;
+        while (s->from.starts[piece] > at) piece--;
+        const float *y = s->from.pieces[piece] + (at - s->from.starts[piece]) * s->width, w = s->weights[pair];
         if (rank)
-            for (int64_t i = 0; i < width; i++) total[i] = total[i] + y[i] * w;
+            for (int64_t i = 0; i < s->width; i++) total[i] = total[i] + y[i] * w;
         else
-            for (int64_t i = 0; i < width; i++) total[i] = y[i] * w;
+            for (int64_t i = 0; i < s->width; i++) total[i] = y[i] * w;
     }
+}
+
+/* total (rows, width) = sum over ranks of weights (rows, choices) times pairs' rows; `starts` has `count` entries and the
+   number of all rows after them. */
+MF_EXPORT int mf_weighted_sum(const float *const *pieces, const int64_t *starts, int64_t count, const int32_t *place,
+                              const float *weights, int64_t rows, int64_t choices, int64_t width, float *total) {
+    for (int64_t pair = 0; place && pair < rows * choices; pair++)
+        if (place[pair] < 0 || place[pair] >= starts[count]) return MF_BAD_SLOT;
+    mf_summing job = {{pieces, starts, count}, place, weights, total, choices, width};
+    mf_pool_enter();
+    mf_pool_run(sum_item, &job, rows);
+    mf_pool_leave();
+    return MF_OK;
 }
 
 /* Sort pairs by slot, keeping their order; returns the number of groups, or -1 for a slot out of range. */
@@ -138,7 +168,6 @@ static int run_block(mf_block *b, const float *x, const int32_t *slots, int64_t 
     int32_t *at = (int32_t *)((uint8_t *)order + order_bytes);
     mf_group *groups = (mf_group *)((uint8_t *)at + at_bytes);
     b->y = b->weights ? (float *)((uint8_t *)groups + group_bytes) : y;
-    b->total = y;
     const int64_t used = sort_pairs(slots, pairs, (int32_t)limit, at, order, groups);
     if (used < 0) return MF_BAD_SLOT;
     b->groups = groups;
@@ -155,7 +184,12 @@ static int run_block(mf_block *b, const float *x, const int32_t *slots, int64_t 
     b->chunk = mf_chunk(b->down_layout, pairs / mf_most(1, used), b->down->out * used);
     b->per_group = (b->down->out + b->chunk - 1) / b->chunk;
     mf_pool_run(down_item, b, used * b->per_group);
-    if (b->weights) mf_pool_run(sum_item, b, rows);
+    if (b->weights) {
+        const float *const piece = b->y;
+        const int64_t start = 0;
+        mf_summing job = {{&piece, &start, 1}, NULL, b->weights, y, b->choices, b->down->out};
+        mf_pool_run(sum_item, &job, rows);
+    }
     return MF_OK;
 }
 
