@@ -42,7 +42,7 @@ WRITTEN = {
     "acceptance.md": (
         f"at most {LAYER_BAR:.0e} for rows and logits".replace("e-0", "e-"),
         f"its own disagreement counts, at most {WIDEST_BAR:.0e}.".replace("e-0", "e-"),
-        f"Router weights may differ by {ROUTER_WEIGHT_BAR:.0e}.".replace("e-0", "e-"),
+        f"Router weights may differ by {ROUTER_WEIGHT_BAR:.0e},".replace("e-0", "e-"),
         f"a root mean square of {PRODUCT_BAR:.0e} of their size".replace("e-0", "e-"),
         f"at most {HALF_BAR} of that of the golden where products run in float32, {HALF_PRODUCT_BAR} where",
     ),

@@ -57,7 +57,7 @@ def compare(engine: Engine, golden: Golden, bar: float = LAYER_BAR) -> dict[str,
     where = f"prompt {golden.name}"
     worst = {"embeddings": _embeddings(engine, golden, bar), "layers": 0.0, "router_weights": 0.0}
     for index in range(len(engine.graph.layers)):
-        worst["router_weights"] = max(worst["router_weights"], _routing(trace, golden, index))
+        worst["router_weights"] = max(worst["router_weights"], _routing(trace, golden, index, bar))
         error = within(trace.rows(index), want[f"layer.{index}"], bar, f"{where} layer {index}")
         worst["layers"] = max(worst["layers"], error)
     last = trace.outputs[len(engine.graph.layers) - 1]
@@ -105,7 +105,7 @@ def _states(session: Session, golden: Golden, bar: float) -> dict[str, float]:
     return {"states": worst} if wanted else {}
 
 
-def _routing(trace: Trace, golden: Golden, index: int) -> float:
+def _routing(trace: Trace, golden: Golden, index: int, bar: float) -> float:
     where, key = f"prompt {golden.name} layer {index}", f"router.{index}"
     if f"{key}.experts" not in golden.arrays:
         require(index not in trace.routings, f"{where} is routed, in the golden it is dense")
@@ -121,5 +121,5 @@ def _routing(trace: Trace, golden: Golden, index: int) -> float:
         got, expected = listed(ids[row]), listed(want[row])
         raise CaseFailed(f"{where} token {row} is sent to experts {got}, in the golden to {expected}")
     error = number(mx.abs(weights - golden.arrays[f"{key}.weights"]).max())
-    require(error <= ROUTER_WEIGHT_BAR, f"{where} router weights are off by {error:.2g}")
+    require(error <= ROUTER_WEIGHT_BAR * bar / LAYER_BAR, f"{where} router weights are off by {error:.2g}")
     return error
