@@ -11,9 +11,10 @@ import pytest
 
 from mference_core.checkpoint import open_checkpoint, peek
 from mference_core.errors import ManifestError
-from mference_core.install import InstallProgress, InstallReport, install_local, transaction
+from mference_core.install import InstallProgress, transaction
 from mference_core.manifest import read_manifest
 from mference_core.safetensors_index import INDEX_NAME
+from mference_core.testing.toy_installs import beside, install_toy, open_whole
 from mference_core.testing.toys import (
     Spec,
     mlx_tensors,
@@ -27,34 +28,6 @@ from mference_core.testing.toys import (
 
 ARCH = toy_arch()
 LAYER_ORDER = ("attn.weight", "router.weight", "shared.weight", "norm.weight", "scalar")
-LOCK = "toy.gturbo.install.lock"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_toy(tmp_path / "source", ARCH)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    (tmp_path / "out").mkdir()
-    return tmp_path / "out" / "toy.gturbo"
-
-
-def run(source: Path, output: Path, **options: Any) -> InstallReport:
-    return install_local(source, output, toy_contract(), toy_plan, **options)
-
-
-def left(output: Path) -> list[str]:
-    """Return what is beside the output, itself included, but for the lock file that stays behind."""
-    return sorted({item.name for item in output.parent.iterdir()} - {LOCK})
-
-
-def verified(output: Path) -> None:
-    """Open an install under full-sha256 and touch every layer."""
-    checkpoint = open_checkpoint(peek(output), toy_contract(), toy_plan)
-    for layer in checkpoint.experts:
-        checkpoint.touch(layer)
 
 
 class Blob:
@@ -74,7 +47,7 @@ class Blob:
 
 def test_files_byte_for_byte(source: Path, output: Path) -> None:
     """Each file equals one put together here, from the format's text alone."""
-    report = run(source, output)
+    report = install_toy(source, output)
     blob, layers = Blob(source / "model.safetensors"), range(3)
     names = ["trunk.embed.weight"]
     names += [f"trunk.layers.{i}.{rest}" for i in layers for rest in LAYER_ORDER if i or rest != "router.weight"]
@@ -104,11 +77,11 @@ def test_files_byte_for_byte(source: Path, output: Path) -> None:
     assert (report.resident_tensors, report.routed_layers, report.path) == (16, 2, output)
     assert report.size_bytes == sum(item.stat().st_size for item in output.rglob("*") if item.is_file())
     assert report.files == sum(item.is_file() for item in output.rglob("*"))
-    assert left(output) == ["toy.gturbo"]
+    assert beside(output) == ["toy.gturbo"]
 
 
 def test_manifest_and_receipt(source: Path, output: Path) -> None:
-    run(source, output)
+    install_toy(source, output)
     manifest = json.loads((output / "manifest.json").read_text())
     row = {"scheme": "affine", "scaleType": "BF16", "biasType": "BF16", "groupSize": 64}
     bits = {"embedding": 4, "attention": 4, "router": 8, "sharedExpert": 4, "routedExpert": 4}
@@ -148,7 +121,7 @@ def test_manifest_and_receipt(source: Path, output: Path) -> None:
 
 
 def test_receipt_is_trusted_where_it_was_installed(source: Path, output: Path) -> None:
-    run(source, output)
+    install_toy(source, output)
     assert open_checkpoint(peek(output), toy_contract(), toy_plan, verify="trusted-receipt").weights
 
 
@@ -163,20 +136,20 @@ def test_known_source_gets_its_published_id(source: Path, output: Path) -> None:
     weight_map = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
     (source / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
     digest = sha256((source / INDEX_NAME).read_bytes()).hexdigest()
-    report = run(source, output, known_ids={digest: "someone/toy"})
+    report = install_toy(source, output, known_ids={digest: "someone/toy"})
     manifest = read_manifest(output / "manifest.json")
     assert (report.model_id, manifest.model_id) == ("someone/toy", "someone/toy")
     assert manifest.source_snapshot_hash == f"sha256:{digest}"
-    verified(output)
+    open_whole(output)
 
 
 def test_tokenizer_files_are_copied_when_there(source: Path, output: Path) -> None:
     (source / "tokenizer.json").unlink()
     (source / "chat_template.jinja").write_text("{{ x }}")
     (source / "README.md").write_text("not ours")
-    run(source, output)
+    install_toy(source, output)
     assert sorted(item.name for item in (output / "tokenizer").iterdir()) == ["chat_template.jinja", "config.json"]
-    verified(output)
+    open_whole(output)
 
 
 def test_source_of_links_is_followed(source: Path, output: Path, tmp_path: Path) -> None:
@@ -184,14 +157,14 @@ def test_source_of_links_is_followed(source: Path, output: Path, tmp_path: Path)
     (tmp_path / "snapshot").mkdir()
     for item in source.iterdir():
         (tmp_path / "snapshot" / item.name).symlink_to(item)
-    run(tmp_path / "snapshot", output)
+    install_toy(tmp_path / "snapshot", output)
     assert not any(item.is_symlink() for item in output.rglob("*"))
-    verified(output)
+    open_whole(output)
 
 
 def test_progress_counts_every_byte(source: Path, output: Path) -> None:
     events = list[InstallProgress]()
-    report = run(source, output, progress=events.append)
+    report = install_toy(source, output, progress=events.append)
     done = [event.done_bytes for event in events]
     assert done == sorted(done)
     assert done[-1] == events[-1].total_bytes
@@ -200,9 +173,9 @@ def test_progress_counts_every_byte(source: Path, output: Path) -> None:
 
 
 def test_missing_parents_are_made_and_the_path_is_tidied(source: Path, tmp_path: Path) -> None:
-    report = run(source, tmp_path / "a" / "b" / ".." / "b" / "toy.gturbo")
+    report = install_toy(source, tmp_path / "a" / "b" / ".." / "b" / "toy.gturbo")
     assert report.path == tmp_path / "a/b/toy.gturbo"
-    verified(report.path)
+    open_whole(report.path)
 
 
 # --- quantisation rows
@@ -221,11 +194,11 @@ def at_bits(name: str, bits: int, rows: int, columns: int = 64) -> tuple[dict[st
 
 def test_rows_say_what_was_found(source: Path, output: Path) -> None:
     rewritten(source, *at_bits("trunk.layers.0.shared", 8, 128))
-    run(source, output)
+    install_toy(source, output)
     quant = read_manifest(output / "manifest.json").quant
     assert quant is not None
     assert quant["sharedExpert"].weight_bits == 8
-    verified(output)
+    open_whole(output)
 
 
 def test_unquantised_router_is_declared_at_the_default(source: Path, output: Path) -> None:
@@ -235,29 +208,29 @@ def test_unquantised_router_is_declared_at_the_default(source: Path, output: Pat
             del specs[f"trunk.layers.{layer}.router{kind}"]
         specs[f"trunk.layers.{layer}.router.weight"] = ("BF16", (4, 64))
     write_safetensors(source / "model.safetensors", specs)
-    run(source, output)
+    install_toy(source, output)
     quant = read_manifest(output / "manifest.json").quant
     assert quant is not None
     assert quant["router"].weight_bits == 8
-    verified(output)
+    open_whole(output)
 
 
 def test_width_the_format_cannot_state_is_refused_before_a_byte(source: Path, output: Path) -> None:
     rewritten(source, *at_bits("trunk.embed", 8, 96))
     with pytest.raises(ManifestError, match=r"manifest quant\.embedding\.weightBits is 8; expected 4"):
-        run(source, output)
+        install_toy(source, output)
     assert not list(output.parent.iterdir())
 
 
 def test_dense_model_has_no_layer_files(tmp_path: Path, output: Path) -> None:
     arch = toy_arch(num_layers=1, full_attention_layer_mask=(1,), num_experts=0, top_k_experts=0)
-    run(write_toy(tmp_path / "dense", arch), output)
+    install_toy(write_toy(tmp_path / "dense", arch), output)
     manifest = read_manifest(output / "manifest.json")
     assert (manifest.experts_per_layer, manifest.expert_stride) == (0, 0)
     assert manifest.quant is not None
     assert {manifest.quant[slot].scheme for slot in ("router", "routedExpert")} == {"none"}
     assert [item.name for item in (output / "packed_experts").iterdir()] == ["layout.json"]
-    verified(output)
+    open_whole(output)
 
 
 def test_every_file_is_durable_before_the_name_is_final(
@@ -279,5 +252,5 @@ def test_every_file_is_durable_before_the_name_is_final(
 
     monkeypatch.setattr("os.fsync", fsync)
     monkeypatch.setattr("mference_core.install.local.promote", promote)
-    run(source, output)
+    install_toy(source, output)
     assert synced == [output.parent.stat().st_ino]

@@ -10,49 +10,18 @@ from typing import Any
 
 import pytest
 
-from mference_core.checkpoint import open_checkpoint, peek
 from mference_core.errors import InstallError, InstallLocked, ManifestError, MferenceError
-from mference_core.install import InstallProgress, InstallReport, discard, install_local
+from mference_core.install import InstallProgress, discard
 from mference_core.install.transaction import check_disk, locked, swap, target_of
+from mference_core.testing.toy_installs import beside, install_toy, open_whole
 from mference_core.testing.toys import (
     mlx_tensors,
     toy_arch,
-    toy_contract,
-    toy_plan,
     write_safetensors,
     write_toy,
 )
 
 ARCH = toy_arch()
-LAYER_ORDER = ("attn.weight", "router.weight", "shared.weight", "norm.weight", "scalar")
-LOCK = "toy.gturbo.install.lock"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_toy(tmp_path / "source", ARCH)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    (tmp_path / "out").mkdir()
-    return tmp_path / "out" / "toy.gturbo"
-
-
-def run(source: Path, output: Path, **options: Any) -> InstallReport:
-    return install_local(source, output, toy_contract(), toy_plan, **options)
-
-
-def left(output: Path) -> list[str]:
-    """Return what is beside the output, itself included, but for the lock file that stays behind."""
-    return sorted({item.name for item in output.parent.iterdir()} - {LOCK})
-
-
-def verified(output: Path) -> None:
-    """Open an install under full-sha256 and touch every layer."""
-    checkpoint = open_checkpoint(peek(output), toy_contract(), toy_plan)
-    for layer in checkpoint.experts:
-        checkpoint.touch(layer)
 
 
 # --- what it refuses
@@ -60,12 +29,12 @@ def verified(output: Path) -> None:
 
 def refused(kind: type[MferenceError], text: str, source: Path, output: Path, **options: Any) -> None:
     """Installing raises one line of `kind` that holds `text`, and changes nothing beside the output."""
-    before = left(output)
+    before = beside(output)
     with pytest.raises(kind) as caught:
-        run(source, output, **options)
+        install_toy(source, output, **options)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert left(output) == before
+    assert beside(output) == before
 
 
 def test_float_source_is_refused_with_a_remedy(output: Path, tmp_path: Path) -> None:
@@ -82,7 +51,7 @@ def test_float_experts_are_refused(source: Path, output: Path) -> None:
 
 
 def test_install_as_source_is_refused(source: Path, output: Path, tmp_path: Path) -> None:
-    run(source, tmp_path / "first.gturbo")
+    install_toy(source, tmp_path / "first.gturbo")
     refused(InstallError, "is an install already", tmp_path / "first.gturbo", output)
 
 
@@ -97,20 +66,20 @@ def test_broken_source_is_refused(source: Path, output: Path) -> None:
 def test_output_and_source_must_lie_apart(source: Path, tmp_path: Path, inside: str) -> None:
     before = sorted(source.rglob("*"))
     with pytest.raises(InstallError, match="is not apart from the source"):
-        run(source, tmp_path / inside)
+        install_toy(source, tmp_path / inside)
     assert sorted(source.rglob("*")) == before
 
 
 def test_output_inside_the_source_by_a_link_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
     with pytest.raises(InstallError, match="is not apart from the source"):
-        run(source, tmp_path / "link" / "toy.gturbo")
+        install_toy(source, tmp_path / "link" / "toy.gturbo")
 
 
 def test_existing_output_is_refused_without_overwrite(source: Path, output: Path) -> None:
-    run(source, output)
+    install_toy(source, output)
     refused(InstallError, "is already there; expected a new path; or overwrite", source, output)
-    verified(output)
+    open_whole(output)
 
 
 def test_name_of_a_staging_directory_is_refused(source: Path, output: Path) -> None:
@@ -145,7 +114,7 @@ def test_unsafe_entries_are_refused(
 def test_parent_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InstallError, match=r"writing .* is refused \((File exists|Not a directory)\)"):
-        run(source, tmp_path / "file" / "toy.gturbo")
+        install_toy(source, tmp_path / "file" / "toy.gturbo")
 
 
 def test_read_only_parent_is_refused_in_one_line(source: Path) -> None:
@@ -163,7 +132,7 @@ def test_read_only_parent_is_refused_in_one_line(source: Path) -> None:
             with pytest.raises(
                 InstallError, match=r"locked/toy\.gturbo\.install\.lock is refused \(Permission denied\)"
             ):
-                run(copy, parent / "toy.gturbo")
+                install_toy(copy, parent / "toy.gturbo")
         finally:
             if as_root:
                 os.seteuid(0)
@@ -177,7 +146,7 @@ def test_second_installer_is_refused_while_one_runs(source: Path, output: Path) 
         refused(InstallLocked, "is being installed by another process; wait for it", source, output)
         with pytest.raises(InstallLocked):
             discard(output)
-    run(source, output)
+    install_toy(source, output)
 
 
 # --- disk space
@@ -193,12 +162,12 @@ def test_too_little_space_is_refused_with_both_numbers(
 ) -> None:
     """Needed: the output itself and one chunk of 64 MiB; exactly that is enough."""
     events = list[InstallProgress]()
-    run(source, tmp_path / "other.gturbo", progress=events.append)
+    install_toy(source, tmp_path / "other.gturbo", progress=events.append)
     needed = events[-1].total_bytes + (64 << 20)
     disk(monkeypatch, needed - 1)
     refused(InstallError, f"is {needed - 1} bytes; expected at least {needed}; free some space", source, output)
     disk(monkeypatch, needed)
-    run(source, output)
+    install_toy(source, output)
 
 
 def test_large_outputs_keep_a_gibibyte_free(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +201,7 @@ def test_disk_that_fills_leaves_nothing(source: Path, output: Path, monkeypatch:
     monkeypatch.setattr("mference_core.install.local.os.write", write)
     refused(InstallError, "is stopped by a full disk; free some space and run it again", source, output)
     assert len(calls) == 3
-    assert left(output) == []
+    assert beside(output) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("a bug"), SystemExit])
@@ -243,10 +212,10 @@ def test_any_interruption_leaves_nothing(source: Path, output: Path, error: Any)
             raise error
 
     with pytest.raises(error if isinstance(error, type) else type(error)):
-        run(source, output, progress=progress)
-    assert left(output) == []
-    run(source, output)
-    verified(output)
+        install_toy(source, output, progress=progress)
+    assert beside(output) == []
+    install_toy(source, output)
+    open_whole(output)
 
 
 def test_source_that_shrinks_meanwhile_is_refused(source: Path, output: Path) -> None:
@@ -261,29 +230,29 @@ def test_source_that_shrinks_meanwhile_is_refused(source: Path, output: Path) ->
 
 
 def test_overwrite_replaces_the_whole_install(source: Path, output: Path, tmp_path: Path) -> None:
-    run(source, output)
+    install_toy(source, output)
     old = (output / "model_weights.bin").read_bytes()
     (output / "leftover").write_bytes(b"")
-    run(write_toy(tmp_path / "other", ARCH, seed=1), output, overwrite=True)
-    assert left(output) == ["toy.gturbo"]
+    install_toy(write_toy(tmp_path / "other", ARCH, seed=1), output, overwrite=True)
+    assert beside(output) == ["toy.gturbo"]
     assert not (output / "leftover").exists()
-    run(tmp_path / "other", tmp_path / "alone.gturbo")
+    install_toy(tmp_path / "other", tmp_path / "alone.gturbo")
     assert (output / "model_weights.bin").read_bytes() == (tmp_path / "alone.gturbo/model_weights.bin").read_bytes()
     assert (output / "model_weights.bin").read_bytes() != old
-    verified(output)
+    open_whole(output)
 
 
 def test_failed_overwrite_keeps_the_old_install(source: Path, output: Path) -> None:
-    run(source, output)
+    install_toy(source, output)
 
     def progress(event: InstallProgress) -> None:
         if event.file == "packed_experts/layout.json":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(source, output, overwrite=True, progress=progress)
-    assert left(output) == ["toy.gturbo"]
-    verified(output)
+        install_toy(source, output, overwrite=True, progress=progress)
+    assert beside(output) == ["toy.gturbo"]
+    open_whole(output)
 
 
 def test_overwrite_of_what_is_no_install_is_refused(source: Path, output: Path) -> None:
@@ -295,14 +264,14 @@ def test_overwrite_of_what_is_no_install_is_refused(source: Path, output: Path) 
 
 def test_overwrite_of_an_empty_directory(source: Path, output: Path) -> None:
     output.mkdir()
-    run(source, output, overwrite=True)
-    verified(output)
+    install_toy(source, output, overwrite=True)
+    open_whole(output)
 
 
 def test_file_system_without_swap_is_noticed_before_copying(
     source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(source, output)
+    install_toy(source, output)
 
     def no_swap(*_: Path) -> None:
         raise InstallError(what="swapping", got="impossible here", remedy="remove the old install first")
@@ -311,7 +280,7 @@ def test_file_system_without_swap_is_noticed_before_copying(
     events = list[InstallProgress]()
     refused(InstallError, "impossible here", source, output, overwrite=True, progress=events.append)
     assert not events
-    verified(output)
+    open_whole(output)
 
 
 def test_swap_fails_in_one_line_when_a_side_is_missing(tmp_path: Path) -> None:
@@ -324,9 +293,9 @@ def test_stale_staging_directory_is_cleared_by_the_next_install(source: Path, ou
     partial = Path(f"{output}.partial")
     (partial / "packed_experts").mkdir(parents=True)
     (partial / "model_weights.bin").write_bytes(b"half")
-    run(source, output)
-    assert left(output) == ["toy.gturbo"]
-    verified(output)
+    install_toy(source, output)
+    assert beside(output) == ["toy.gturbo"]
+    open_whole(output)
 
 
 def test_discard_removes_staging_and_saved_download(output: Path) -> None:
@@ -334,7 +303,7 @@ def test_discard_removes_staging_and_saved_download(output: Path) -> None:
     (partial / "tokenizer").mkdir(parents=True)
     Path(f"{output}.resume.json").write_text("{}")
     discard(output)
-    assert left(output) == []
+    assert beside(output) == []
     with pytest.raises(InstallError, match="is without a partial install; expected something to discard"):
         discard(output)
 

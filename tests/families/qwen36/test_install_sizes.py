@@ -2,18 +2,14 @@
 
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 import mference_qwen36
-from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
-from mference_core.errors import InstallError
 from mference_core.gturbo.index import Resident, encode_index, plan_index
 from mference_core.gturbo.layout import plan_layout, plan_parts
-from mference_core.install import install_local
 from mference_core.placement import Dropped, Transform
 from mference_core.placement import Resident as ResidentPlace
-from mference_core.tensors import Quant, Span
+from mference_core.tensors import Quant
 from mference_qwen36.arch import PINNED
 from mference_qwen36.install import install_plan
 
@@ -156,65 +152,3 @@ def test_what_is_dropped_and_what_is_not_known() -> None:
         assert plan.place(name) is None
     for name in ("language_model.model.layers.3.linear_attn.A_log", "model.layers.0.mlp.gate.weight", "norm.weight"):
         assert plan.place(name) is None
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the tiny checkpoint, installed."""
-    output = tmp_path_factory.mktemp("install") / "qwen36.gturbo"
-    install_local(REFERENCE / "mlx", output, CONTRACT, mference_qwen36.mference_install_plan)
-    return output
-
-
-def opened(path: Path) -> Checkpoint:
-    checkpoint = open_checkpoint(peek(path), CONTRACT, mference_qwen36.mference_install_plan)
-    for layer in checkpoint.experts:
-        checkpoint.touch(layer)
-    return checkpoint
-
-
-def read(span: Span) -> bytes:
-    with span.path.open("rb") as file:
-        file.seek(span.offset)
-        return file.read(span.size)
-
-
-def test_three_directories_hold_one_model(installed: Path) -> None:
-    """Float, quantised and installed checkpoints agree in architecture, names and logical shapes."""
-    three = [opened(path) for path in (REFERENCE, REFERENCE / "mlx", installed)]
-    assert [checkpoint.kind for checkpoint in three] == ["hf", "mlx", "gturbo"]
-    assert three[0].arch == three[1].arch == three[2].arch
-    shapes = [{name: weight.shape for name, weight in checkpoint.weights.items()} for checkpoint in three]
-    assert shapes[0] == shapes[1] == shapes[2]
-    assert [sorted(checkpoint.experts) for checkpoint in three] == [[0, 1, 2, 3]] * 3
-
-
-def test_installed_values_are_the_source_file_s(installed: Path) -> None:
-    """Mlx reads the source by name; the install's spans hold the very same bytes."""
-    source = mx.load(str(REFERENCE / "mlx/model.safetensors"))
-    assert isinstance(source, dict)
-    for name, weight in opened(installed).weights.items():
-        stem = name.removesuffix(".weight")
-        for span, key in ((weight.data, name), (weight.scales, stem + ".scales"), (weight.biases, stem + ".biases")):
-            if span is not None:
-                assert read(span) == bytes(memoryview(source[key].view(mx.uint8)))  # type: ignore[arg-type]
-
-
-def test_installed_experts_are_the_source_file_s(installed: Path) -> None:
-    source = mx.load(str(REFERENCE / "mlx/model.safetensors"))
-    assert isinstance(source, dict)
-    for number, layer in opened(installed).experts.items():
-        stem = f"language_model.model.layers.{number}.mlp.switch_mlp."
-        for expert in range(layer.count):
-            expected = b"".join(
-                bytes(memoryview(source[f"{stem}{role}_proj.{kind}"][expert].view(mx.uint8)))  # type: ignore[arg-type]
-                for role in ("gate", "up", "down")
-                for kind in ("weight", "scales", "biases")
-            )
-            assert b"".join(read(extent.span) for extent in layer.extents(expert)) == expected
-
-
-def test_float_reference_is_refused_as_a_source(tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match="is in float; expected quantised weights"):
-        install_local(REFERENCE, tmp_path / "x.gturbo", CONTRACT, mference_qwen36.mference_install_plan)
-    assert not list(tmp_path.iterdir())
