@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from mference_core.chat import Event, Malformed, Reasoning, Text, ToolCall, render
 from mference_core.chat.values import dump_json, load_json
 from mference_core.errors import RequestError
+from mference_core.testing.dialects import answer_events, call, function
 from mference_core.tokens import Tokenizer
 from mference_gemma4.chat import MAX_CALL_BYTES, Unreadable, chat_format, parse_call
 
@@ -59,21 +60,6 @@ def byte_fallback() -> Tokenizer:
     raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     raw.add_special_tokens(list(CONTROL))
     return Tokenizer.wrap(raw)
-
-
-def function(name: str = "get", **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "Gets it.",
-            "parameters": {"type": "object", "properties": properties},
-        },
-    }
-
-
-def call(arguments: Any, name: str = "get", identity: str = "c1") -> dict[str, Any]:
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 USER = {"role": "user", "content": "Hi"}
@@ -184,20 +170,8 @@ def decode(
     tokenizer: Tokenizer | None = None,
 ) -> list[Event]:
     """Return the events of an answer, neighbouring texts joined."""
-    tokenizer = tokenizer or byte_level()
-    ids = tokenizer.encode(text, control=True) if isinstance(text, str) else text
-    decoder = CHAT.decoder(tokenizer, tools, tokenizer.encode(prompt, control=True))
-    events = [event for token in ids for event in decoder.push(token)] + decoder.finish(reason)
-    joined: list[Event] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if isinstance(event, Text) and isinstance(last, Text):
-            joined[-1] = Text(last.text + event.text)
-        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            joined[-1] = Reasoning(last.text + event.text)
-        else:
-            joined.append(event)
-    return joined
+    held = tokenizer or byte_level()
+    return answer_events(CHAT, held, text, tools=tools, prompt=prompt, reason=reason)
 
 
 def test_channels_show_and_hide() -> None:

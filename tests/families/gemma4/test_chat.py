@@ -9,6 +9,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from mference_core.chat import common_prefix, kept_prefix, render, render_text
 from mference_core.errors import RequestError
+from mference_core.testing.dialects import call, function
 from mference_core.tokens import Tokenizer
 from mference_gemma4.chat import chat_format, plain_schema
 
@@ -58,21 +59,6 @@ def published() -> Tokenizer:
     raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     raw.add_special_tokens(list(CONTROL))
     return Tokenizer.wrap(raw)
-
-
-def function(name: str = "get", **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "Gets it.",
-            "parameters": {"type": "object", "properties": properties},
-        },
-    }
-
-
-def call(arguments: Any, name: str = "get", identity: str = "c1") -> dict[str, Any]:
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def text_of(messages: list[dict[str, Any]], **options: Any) -> str:

@@ -16,6 +16,7 @@ from mference_core.chat import Event, Malformed, Reasoning, Text, ToolCall, rend
 from mference_core.chat.values import dump_json, load_json
 from mference_core.errors import RequestError
 from mference_core.generate import GenerateOptions, Generation
+from mference_core.testing.dialects import answer_events, function
 from mference_core.tokens import Tokenizer
 from mference_qwen36.calls import Unreadable, can_be_written, parse_call, value_of
 from mference_qwen36.chat import MAX_CALL_BYTES, chat_format
@@ -59,10 +60,6 @@ def made_of(merges: list[tuple[str, str]]) -> Tokenizer:
     raw.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     raw.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     return Tokenizer.wrap(raw)
-
-
-def function(name: str = "get", **properties: Any) -> dict[str, Any]:
-    return typed(properties, name)
 
 
 def typed(properties: dict[str, Any], name: str = "get") -> dict[str, Any]:
@@ -198,20 +195,8 @@ def decode(
     tokenizer: Tokenizer | None = None,
 ) -> list[Event]:
     """Return the events of an answer, neighbouring texts joined."""
-    tokenizer = tokenizer or byte_level()
-    ids = tokenizer.encode(text, control=True) if isinstance(text, str) else text
-    decoder = CHAT.decoder(tokenizer, tools, tokenizer.encode(prompt, control=True))
-    events = [event for token in ids for event in decoder.push(token)] + decoder.finish(reason)
-    joined: list[Event] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if isinstance(event, Text) and isinstance(last, Text):
-            joined[-1] = Text(last.text + event.text)
-        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            joined[-1] = Reasoning(last.text + event.text)
-        else:
-            joined.append(event)
-    return joined
+    held = tokenizer or byte_level()
+    return answer_events(CHAT, held, text, tools=tools, prompt=prompt, reason=reason)
 
 
 def test_thoughts_are_hidden_and_their_white_space_is_not_shown() -> None:

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from mference_core.chat import common_prefix, kept_prefix, render, render_text
 from mference_core.errors import RequestError
+from mference_core.testing.dialects import call, function
 from mference_core.tokens import Tokenizer
 from mference_qwen36.chat import chat_format
 
@@ -31,21 +32,6 @@ def byte_level() -> Tokenizer:
     raw.add_special_tokens(list(SPECIAL))
     raw.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ADDED])
     return Tokenizer.wrap(raw)
-
-
-def function(name: str = "get", **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "Gets it.",
-            "parameters": {"type": "object", "properties": properties},
-        },
-    }
-
-
-def call(arguments: Any, name: str = "get", identity: str = "c1") -> dict[str, Any]:
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def text_of(messages: list[dict[str, Any]], **options: Any) -> str:
