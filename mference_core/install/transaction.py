@@ -143,7 +143,7 @@ def prepare(target: Target, *, overwrite: bool) -> None:
     if target.final.exists():
         if not overwrite:
             raise InstallError(
-                what=str(target.shown), got="already there", expected="a new path", remedy="or overwrite"
+                what=str(target.shown), got="already there", expected="a new path", remedy="or give --overwrite"
             )
         _check_replaceable(target)
     if target.checkpoint.exists():

@@ -78,7 +78,7 @@ def test_output_inside_the_source_by_a_link_is_refused(source: Path, tmp_path: P
 
 def test_existing_output_is_refused_without_overwrite(source: Path, output: Path) -> None:
     install_toy(source, output)
-    refused(InstallError, "is already there; expected a new path; or overwrite", source, output)
+    refused(InstallError, "is already there; expected a new path; or give --overwrite", source, output)
     open_whole(output)
 
 
