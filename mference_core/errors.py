@@ -103,5 +103,11 @@ class RequestError(MferenceError):
     exit_code: ClassVar[int] = 2
 
 
+class Busy(MferenceError):
+    """The queue is full; `retry_after_seconds` says when to ask again."""
+
+    retry_after_seconds: ClassVar[int] = 1
+
+
 class CannotRewind(MferenceError):
     """A state that no longer holds what a shorter timeline needs."""
