@@ -37,10 +37,14 @@ class Resident:
 
 @frozen(kw_only=True)
 class Routed:
-    """A stack of one layer's experts, axis 0 the expert; `roles` are stacked along the output axis in that order."""
+    """A stack of one layer's experts, axis 0 the expert, or that of one `expert` alone, without the axis.
+
+    `roles` are stacked along the output axis in that order.
+    """
 
     layer: int
     roles: tuple[str, ...]
+    expert: int | None = None
 
 
 @frozen(kw_only=True)

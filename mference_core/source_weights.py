@@ -7,16 +7,16 @@ from attrs import evolve, field, frozen
 
 from mference_core.errors import ManifestError
 from mference_core.jsondata import member, typed
-from mference_core.placement import IDENTITY, ROLES, Dropped, InstallPlan, Resident, Routed, Transform
+from mference_core.placement import IDENTITY, Dropped, InstallPlan, Resident, Routed, Transform
 from mference_core.safetensors_index import Source, SourceTensor
-from mference_core.tensors import DTYPE_BYTES, ExpertLayer, ExpertPart, Extent, Quant, Span, Weight
+from mference_core.source_experts import FLOATS, FoundExperts
+from mference_core.tensors import ExpertLayer, Quant, Weight
 
 BITS = (2, 4, 8)
 GROUP_SIZES = (32, 64, 128)
 # An override may leave the base group only at this width, for these groups (gturbo-format 13).
 _OVERRIDE_BITS, _OVERRIDE_GROUPS = 2, (32, 64)
 _COMPANIONS = (".scales", ".biases")
-_FLOATS = ("BF16", "F16", "F32")
 _UNSUPPORTED = "use an MLX checkpoint quantised with affine 2, 4 or 8 bits, or the float checkpoint"
 
 
@@ -91,7 +91,7 @@ class SourceWeights:
 def place_tensors(source: Source, table: QuantTable | None, plan: InstallPlan) -> SourceWeights:
     """Give every tensor of a source its place, or raise `ManifestError` naming the first that has none."""
     residents, dropped = dict[str, Weight](), dict[str, str]()
-    routed = dict[int, dict[str, tuple[Weight, tuple[str, ...]]]]()
+    routed = dict[int, FoundExperts]()
     for name, tensor in source.tensors.items():
         if _base_of(name, source) is not None:
             continue
@@ -108,12 +108,11 @@ def place_tensors(source: Source, table: QuantTable | None, plan: InstallPlan) -
                 residents[place.name] = _transformed(weight, place.transform, tensor, plan)
             case Routed():
                 weight = _weight(name, tensor, source, table)
-                layer = routed.setdefault(place.layer, {})
-                for role in place.roles:
-                    if role in layer:
-                        raise _bad(tensor, f"a second tensor for layer {place.layer} {role}", "one tensor per place")
-                    layer[role] = (weight, place.roles)
-    experts = {layer: _expert_layer(layer, roles, plan, source) for layer, roles in sorted(routed.items())}
+                where = f"{source.directory} layer {place.layer} experts"
+                twice = routed.setdefault(place.layer, FoundExperts(where)).add(weight, place)
+                if twice is not None:
+                    raise _bad(tensor, f"a second tensor for layer {place.layer} {twice}", "one tensor per place")
+    experts = {layer: found.layer(layer, plan.experts.get(layer)) for layer, found in sorted(routed.items())}
     return SourceWeights(residents=residents, experts=experts, dropped=dropped)
 
 
@@ -166,8 +165,8 @@ def _transformed(weight: Weight, transform: Transform, tensor: SourceTensor, pla
     """Return a resident as the rest of the program sees it, whatever way this source states it."""
     if transform == IDENTITY:
         return weight
-    if weight.dtype not in _FLOATS:
-        raise _bad(tensor, weight.dtype, " or ".join(_FLOATS))
+    if weight.dtype not in FLOATS:
+        raise _bad(tensor, weight.dtype, " or ".join(FLOATS))
     shape = weight.shape
     if transform.stored is not None:
         if shape != transform.stored:
@@ -179,74 +178,11 @@ def _transformed(weight: Weight, transform: Transform, tensor: SourceTensor, pla
 def _companion_dtype(companions: list[SourceTensor]) -> str:
     first = companions[0]
     for companion in companions:
-        if companion.dtype not in _FLOATS:
-            raise _bad(companion, companion.dtype, " or ".join(_FLOATS))
+        if companion.dtype not in FLOATS:
+            raise _bad(companion, companion.dtype, " or ".join(FLOATS))
         if companion.dtype != first.dtype:
             raise _bad(companion, companion.dtype, f"{first.dtype}, as {first.name}")
     return first.dtype
-
-
-def _expert_layer(
-    layer: int, roles: Mapping[str, tuple[Weight, tuple[str, ...]]], plan: InstallPlan, source: Source
-) -> ExpertLayer:
-    where = f"{source.directory} layer {layer} experts"
-    if layer not in plan.experts:
-        raise ManifestError(what=where, got="there", expected="none in this layer")
-    shapes = plan.experts[layer]
-    count = _check_stacks(roles, shapes, where)
-    parts = tuple(part for role in ROLES for part in _parts(role, roles[role][0], shapes[role]))
-    # (where expert 0 starts, bytes per expert, part names): one row per stored tensor.
-    rows_of = [
-        (span, span.size // count, tuple(role + suffix for role in stacked))
-        for weight, stacked in dict.fromkeys(roles.values())
-        for suffix, span in (("", weight.data), ("_scales", weight.scales), ("_biases", weight.biases))
-        if span is not None
-    ]
-
-    def extents(expert: int) -> tuple[Extent, ...]:
-        return tuple(
-            Extent(span=Span(path=span.path, offset=span.offset + expert * size, size=size), parts=names)
-            for span, size, names in rows_of
-        )
-
-    return ExpertLayer(layer=layer, count=count, parts=parts, extents=extents)
-
-
-def _check_stacks(
-    roles: Mapping[str, tuple[Weight, tuple[str, ...]]], shapes: Mapping[str, tuple[int, int]], where: str
-) -> int:
-    """Hold one layer's stacked tensors against the shapes of one expert; return how many experts there are."""
-    for role in ROLES:
-        if role not in roles:
-            raise ManifestError(what=f"{where} {role}", got="missing", expected="gate, up and down")
-    for weight, stacked in roles.values():
-        rows, columns = sum(shapes[role][0] for role in stacked), shapes[stacked[0]][1]
-        if len(weight.shape) != 3 or weight.shape[1:] != (rows, columns):
-            got = f"of shape {list(weight.shape)}"
-            raise ManifestError(what=f"{where} {weight.name}", got=got, expected=f"[experts, {rows}, {columns}]")
-        if weight.quant is None and weight.dtype not in _FLOATS:
-            raise ManifestError(what=f"{where} {weight.name}", got=weight.dtype, expected=" or ".join(_FLOATS))
-    counts = sorted({weight.shape[0] for weight, _ in roles.values()})
-    if len(counts) != 1 or not counts[0]:
-        raise ManifestError(what=where, got=f"{counts} in number", expected="one count for gate, up and down")
-    return counts[0]
-
-
-def _parts(role: str, weight: Weight, shape: tuple[int, int]) -> list[ExpertPart]:
-    rows, columns = shape
-    if weight.quant is None:
-        size = rows * columns * DTYPE_BYTES[weight.dtype]
-        return [ExpertPart(name=role, dtype=weight.dtype, shape=shape, size=size)]
-    words, groups = (rows, columns * weight.quant.bits // 32), (rows, columns // weight.quant.group_size)
-    codes = ExpertPart(name=role, dtype="U32", shape=words, size=4 * words[0] * words[1], quant=weight.quant)
-    size = DTYPE_BYTES[weight.companions] * groups[0] * groups[1]
-    return [
-        codes,
-        *(
-            ExpertPart(name=role + suffix, dtype=weight.companions, shape=groups, size=size)
-            for suffix in ("_scales", "_biases")
-        ),
-    ]
 
 
 def _bad(tensor: SourceTensor, got: str, expected: str) -> ManifestError:
