@@ -14,7 +14,7 @@ from mference_core.gturbo.model import FULL_SHA256, missing_manifest, open_gturb
 from mference_core.jsondata import parse_object, read_capped, standard_path, typed
 from mference_core.manifest import MANIFEST_NAME, RECEIPT_NAME, WEIGHTS_NAME, Manifest, read_manifest
 from mference_core.placement import Dropped, InstallPlan, Resident
-from mference_core.safetensors_index import INDEX_NAME, read_source
+from mference_core.safetensors_index import INDEX_NAME, Source, read_source
 from mference_core.source_weights import place_tensors, read_quant_table
 from mference_core.tensors import ExpertLayer, Weight
 
@@ -27,7 +27,8 @@ GTURBO, MLX, HF = "gturbo", "mlx", "hf"
 class Peek:
     """What a directory says it is, before any family is loaded.
 
-    `kind` is gturbo, mlx or hf; `spelling` the manifest's `arch.family`, `model_type` the root one of config.json.
+    `kind` is gturbo, mlx or hf; `spelling` the manifest's `arch.family`, `model_type` the root one of config.json,
+    `config_data` the bytes of a source's config.json.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class Peek:
     model_type: str | None = None
     config: Mapping[str, Any] | None = None
     manifest: Manifest | None = None
+    config_data: bytes = b""
 
 
 @frozen(kw_only=True)
@@ -70,24 +72,26 @@ def peek(path: Path) -> Peek:
     _check_directory(path)
     if (path / MANIFEST_NAME).exists():
         manifest = read_manifest(path / MANIFEST_NAME)
-        config = _read_config(path / "tokenizer" / CONFIG_NAME)
+        kept = path / "tokenizer" / CONFIG_NAME
+        data = read_capped(kept, CONFIG_CAP_BYTES, "config") if kept.exists() else None
+        config = None if data is None else MappingProxyType(parse_object(data, str(kept)))
         return Peek(path=path, kind=GTURBO, spelling=manifest.spelling, config=config, manifest=manifest)
-    config = _read_config(path / CONFIG_NAME)
-    if config is None:
+    if not (path / CONFIG_NAME).exists():
         raise _no_config(path)
+    seen = peek_config(path, read_capped(path / CONFIG_NAME, CONFIG_CAP_BYTES, "config"))
+    if not any(path.glob("*.safetensors")) and not (path / INDEX_NAME).exists():
+        raise _no_weights(path)
+    return seen
+
+
+def peek_config(path: Path, data: bytes) -> Peek:
+    """Say what a source is whose config.json holds `data`; `path` names it and need not be there."""
+    config = parse_object(data, str(path / CONFIG_NAME))
     model_type = config.get("model_type")
     if model_type is not None:
         typed(model_type, str, f"{path / CONFIG_NAME} model_type")
-    if not any(path.glob("*.safetensors")) and not (path / INDEX_NAME).exists():
-        raise _no_weights(path)
     kind = HF if read_quant_table(config) is None else MLX
-    return Peek(path=path, kind=kind, model_type=model_type, config=config)
-
-
-def _read_config(path: Path) -> Mapping[str, Any] | None:
-    if not path.exists():
-        return None
-    return MappingProxyType(parse_object(read_capped(path, CONFIG_CAP_BYTES, "config"), str(path)))
+    return Peek(path=path, kind=kind, model_type=model_type, config=MappingProxyType(config), config_data=data)
 
 
 def _check_directory(path: Path) -> None:
@@ -142,10 +146,12 @@ def open_checkpoint(
     contract: ManifestContract,
     plan_for: Callable[[Arch], InstallPlan],
     verify: str = FULL_SHA256,
+    source: Source | None = None,
 ) -> Checkpoint:
     """Open what `peek` found, as the family of `contract` understands it.
 
-    `verify` is full-sha256 or trusted-receipt, and means something for installs only. Raises `ArchMismatch`,
+    `verify` is full-sha256 or trusted-receipt, and means something for installs only. `source` gives the headers of
+    a source that is elsewhere; left out, they are read from its directory. Raises `ArchMismatch`,
     `ManifestError` or `DigestMismatch`: nothing incomplete, misshapen or unknown is ever returned.
     """
     if peek.manifest is not None:
@@ -153,10 +159,10 @@ def open_checkpoint(
     config = peek.config or {}
     arch = _arch_of(config, contract, peek.path)
     plan = plan_for(arch)
-    source = read_source(peek.path)
+    source = source or read_source(peek.path)
     placed = place_tensors(source, read_quant_table(config), plan)
     _check_complete(peek.path, arch, plan, placed.residents, placed.experts)
-    digest = sha256(read_capped(peek.path / CONFIG_NAME, CONFIG_CAP_BYTES, "config"))
+    digest = sha256(peek.config_data)
     for shard in source.shards:
         digest.update(f"\0{shard.path.name}\0{shard.header_sha256}".encode())
     return Checkpoint(

@@ -89,6 +89,10 @@ class InstallLocked(InstallError):
     """Another process is working on the same output."""
 
 
+class SourceError(InstallError):
+    """A download source that cannot be reached, does not answer as it must, or has changed."""
+
+
 class StreamError(MferenceError):
     """Reading expert weights failed."""
 

@@ -19,7 +19,7 @@ from mference_core.tensors import DTYPE_BYTES, Span
 HEADER_CAP_BYTES = 16 << 20
 INDEX_CAP_BYTES = 16 << 20
 INDEX_NAME = "model.safetensors.index.json"
-_PREFIX_BYTES = 8
+PREFIX_BYTES = 8
 
 
 @frozen(kw_only=True)
@@ -51,26 +51,48 @@ class Source:
     snapshot_sha256: str
 
 
+@frozen(kw_only=True)
+class ShardIndex:
+    """An index file: the shard of each tensor, and the shards in the order the format fixes."""
+
+    path: Path
+    listed: Mapping[str, str]
+    names: tuple[str, ...]
+    sha256: str
+
+
 def read_shard(path: Path) -> Shard:
     """Read one file's header (at most 16 MiB) and hold it against the file; raises `ManifestError`."""
     size = file_size(path)
     try:
         with path.open("rb") as file:
-            prefix = file.read(_PREFIX_BYTES)
-            length = int.from_bytes(prefix, "little")
-            limit = min(HEADER_CAP_BYTES, max(0, size - _PREFIX_BYTES))
-            if len(prefix) < _PREFIX_BYTES or length > limit:
-                got = f"{length} bytes long" if len(prefix) == _PREFIX_BYTES else "cut short"
-                raise ManifestError(what=f"{path} header", got=got, expected=f"at most {limit} in {size} bytes")
-            header = file.read(length)
+            prefix = file.read(PREFIX_BYTES)
+            head = prefix + file.read(header_bytes(prefix, path, size))
     except OSError as error:
         raise ManifestError(what=str(path), got=f"unreadable ({error.strerror})") from error
-    values = parse_object(header, f"{path} header")
+    return decode_shard(head, path, size)
+
+
+def header_bytes(prefix: bytes, path: Path, file_bytes: int) -> int:
+    """Return the length of the header after a file's first 8 bytes; raises `ManifestError` if it cannot be."""
+    length = int.from_bytes(prefix, "little")
+    limit = min(HEADER_CAP_BYTES, max(0, file_bytes - PREFIX_BYTES))
+    if len(prefix) < PREFIX_BYTES or length > limit:
+        got = f"{length} bytes long" if len(prefix) == PREFIX_BYTES else "cut short"
+        raise ManifestError(what=f"{path} header", got=got, expected=f"at most {limit} in {file_bytes} bytes")
+    return length
+
+
+def decode_shard(head: bytes, path: Path, file_bytes: int) -> Shard:
+    """Return the tensors of a file of `file_bytes` that begins with `head`, its length prefix and header.
+
+    Raises `ManifestError` naming `path`, which need not be there.
+    """
+    values = parse_object(head[PREFIX_BYTES:], f"{path} header")
     _check_metadata(values.pop("__metadata__", {}), path)
-    start = _PREFIX_BYTES + length
-    tensors = {name: _decode(name, value, path, start, size) for name, value in values.items()}
-    _check_spans(tensors, path, start, size)
-    return Shard(path=path, tensors=tensors, header_sha256=sha256(prefix + header).hexdigest())
+    tensors = {name: _decode(name, value, path, len(head), file_bytes) for name, value in values.items()}
+    _check_spans(tensors, path, len(head), file_bytes)
+    return Shard(path=path, tensors=tensors, header_sha256=sha256(head).hexdigest())
 
 
 def _check_metadata(values: Any, path: Path) -> None:
@@ -137,35 +159,46 @@ def read_source(directory: Path) -> Source:
         raise ManifestError(what=str(index_path), got=got, expected="the list of their tensors")
     if "-of-" in names[0] and not names[0].endswith("-00001-of-00001.safetensors"):
         raise ManifestError(what=str(directory / names[0]), got="one shard of several", expected="all, and an index")
-    shard = read_shard(directory / names[0])
-    return Source(directory=directory, shards=(shard,), tensors=shard.tensors, snapshot_sha256=shard.header_sha256)
+    return join_shards(directory, (read_shard(directory / names[0]),), None)
 
 
 def _read_indexed(directory: Path, index_path: Path, found: list[str]) -> Source:
-    data = read_capped(index_path, INDEX_CAP_BYTES, "index")
-    listed = member(parse_object(data, str(index_path)), "weight_map", dict, str(index_path))
+    index = decode_index(read_capped(index_path, INDEX_CAP_BYTES, "index"), index_path)
+    _check_listing(directory, index, found)
+    return join_shards(directory, tuple(read_shard(directory / name) for name in index.names), index)
+
+
+def decode_index(data: bytes, path: Path) -> ShardIndex:
+    """Return what an index file lists; raises `ManifestError` naming `path`."""
+    listed = member(parse_object(data, str(path)), "weight_map", dict, str(path))
     for tensor, name in listed.items():
-        typed(name, str, f"{index_path} {tensor}")
+        typed(name, str, f"{path} {tensor}")
         if "/" in name or not is_safe_relative(name):
-            raise ManifestError(what=f"{index_path} {tensor}", got=repr(name), expected="a bare file name")
+            raise ManifestError(what=f"{path} {tensor}", got=repr(name), expected="a bare file name")
     # Shards in order of first appearance among the sorted tensor names: the order the format fixes.
-    names = list(dict.fromkeys(listed[tensor] for tensor in sorted(listed)))
-    _check_listing(directory, names, found, listed)
-    shards = tuple(read_shard(directory / name) for name in names)
-    tensors = _join(shards, listed)
-    for name, file in listed.items():
+    names = tuple(dict.fromkeys(listed[tensor] for tensor in sorted(listed)))
+    return ShardIndex(path=path, listed=listed, names=names, sha256=sha256(data).hexdigest())
+
+
+def join_shards(directory: Path, shards: tuple[Shard, ...], index: ShardIndex | None) -> Source:
+    """Return a source of all its shards, held against its index; without one it is a single file."""
+    if index is None:
+        (shard,) = shards
+        return Source(directory=directory, shards=shards, tensors=shard.tensors, snapshot_sha256=shard.header_sha256)
+    tensors = _join(shards, index.listed)
+    for name, file in index.listed.items():
         if name not in tensors:
             raise ManifestError(what=f"{directory / file} tensor {name}", got="missing", expected="as the index lists")
-    return Source(directory=directory, shards=shards, tensors=tensors, snapshot_sha256=sha256(data).hexdigest())
+    return Source(directory=directory, shards=shards, tensors=tensors, snapshot_sha256=index.sha256)
 
 
-def _check_listing(directory: Path, names: list[str], found: list[str], listed: Mapping[str, str]) -> None:
+def _check_listing(directory: Path, index: ShardIndex, found: list[str]) -> None:
     for name in found:
-        if name not in names:
+        if name not in index.names:
             raise ManifestError(what=str(directory / name), got="not in the index", expected="listed shards only")
-    for name in names:
+    for name in index.names:
         if not (directory / name).exists():
-            first = next(tensor for tensor in sorted(listed) if listed[tensor] == name)
+            first = next(tensor for tensor in sorted(index.listed) if index.listed[tensor] == name)
             raise ManifestError(what=str(directory / name), got="missing", expected=f"the shard of tensor {first}")
 
 
