@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mference_core.graph import Routing as Routing
     from mference_core.graph import Step as Step
     from mference_core.hookspecs import hookimpl as hookimpl
+    from mference_core.kv import Composite as Composite
     from mference_core.kv import Compressed as Compressed
     from mference_core.kv import KVLayout as KVLayout
     from mference_core.kv import Linear as Linear
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from mference_core.state import LayerState as LayerState
     from mference_core.state import RecurrentState as RecurrentState
     from mference_core.state import RowState as RowState
+    from mference_core.states import CompositeState as CompositeState
+    from mference_core.states import CompressedState as CompressedState
     from mference_core.weights import Weights as Weights
 
 _HOMES = {
@@ -54,11 +57,12 @@ _HOMES = {
     "family": ("Family", "Pinned"),
     "graph": ("Attended", "Layer", "LayerGraph", "Routing", "Step"),
     "hookspecs": ("hookimpl",),
-    "kv": ("Compressed", "KVLayout", "Linear", "Recurrent", "Ring"),
+    "kv": ("Composite", "Compressed", "KVLayout", "Linear", "Recurrent", "Ring"),
     "placement": ("Dropped", "InstallPlan", "Place", "Resident", "Routed", "Transform"),
     "router": ("Router", "no_router"),
     "session": ("Session",),
     "state": ("LayerState", "RecurrentState", "RowState"),
+    "states": ("CompositeState", "CompressedState"),
     "weights": ("Weights",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -1,6 +1,7 @@
 """How layers keep their past: layouts as values, with exact sizes in rows and bytes. No arrays are made here."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 from math import prod
 
 from attrs import field, frozen
@@ -76,18 +77,60 @@ class Recurrent:
 
 @frozen(kw_only=True)
 class Compressed:
-    """One pooled entry per `rate` tokens, append-only, beside a tail of fixed shape for tokens not yet pooled."""
+    """One entry per window of `rate` tokens, append-only, beside the rows of the window that is still open.
+
+    `open_rows` maps a name to the features of one token's row, which is kept until its window closes. `carried` says
+    what the next window needs of the last closed one: the first so many features of each of its rows. Both have `dtype`.
+    """
 
     entries: Linear
-    tail: Recurrent
     rate: int = field()
+    open_rows: Mapping[str, int]
+    carried: Mapping[str, int] = field(factory=dict)
+    dtype: str = "float32"
+
+    @rate.validator
+    def _pools(self, _: object, value: int) -> None:
+        if value < 2:
+            raise ValueError(f"[compressed] rate must be at least 2 but got {value}")
+
+    @carried.validator
+    def _part_of_a_row(self, _: object, value: Mapping[str, int]) -> None:
+        if any(width > self.open_rows.get(name, 0) for name, width in value.items()):
+            raise ValueError(f"[compressed] carried must be a part of {dict(self.open_rows)} but got {dict(value)}")
+
+    def entries_context(self, context: int) -> int:
+        """Entries that timelines of `context` tokens can have."""
+        return -(-context // self.rate)
 
     def bytes_at(self, tokens: int, context: int) -> int:
         """Bytes allocated when `tokens` are held."""
-        return self.entries.bytes_at(tokens // self.rate, -(-context // self.rate)) + self.tail.bytes_at(0, 0)
+        open_values = (self.rate - 1) * sum(self.open_rows.values()) + self.rate * sum(self.carried.values())
+        pooled = self.entries.bytes_at(tokens // self.rate, self.entries_context(context))
+        return pooled + open_values * DTYPE_BYTES[self.dtype]
 
 
-Layout = Linear | Ring | Recurrent | Compressed
+@frozen(kw_only=True)
+class Composite:
+    """Several layouts that take the same tokens, by name."""
+
+    parts: Mapping[str, "Linear | Ring | Recurrent | Compressed"]
+
+    def bytes_at(self, tokens: int, context: int) -> int:
+        """Bytes allocated when `tokens` are held."""
+        return sum(part.bytes_at(tokens, context) for part in self.parts.values())
+
+
+Layout = Linear | Ring | Recurrent | Compressed | Composite
+
+
+def growth_bytes(layout: Layout) -> Fraction:
+    """Return the bytes each further token costs, block rounding aside."""
+    if isinstance(layout, Composite):
+        return sum(map(growth_bytes, layout.parts.values()), Fraction(0))
+    if isinstance(layout, Compressed):
+        return growth_bytes(layout.entries) / layout.rate
+    return Fraction(_row_bytes(layout.rows, layout.dtype) if isinstance(layout, Linear) else 0)
 
 
 @frozen(kw_only=True)
@@ -103,14 +146,8 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes each further token costs, block rounding aside."""
-        total = 0
-        for layout in self.layers:
-            if isinstance(layout, Linear):
-                total += _row_bytes(layout.rows, layout.dtype)
-            elif isinstance(layout, Compressed):
-                total += _row_bytes(layout.entries.rows, layout.entries.dtype) // layout.rate
-        return total
+        """Bytes each further token costs, block rounding aside, rounded down."""
+        return int(sum(map(growth_bytes, self.layers)))
 
     @property
     def fixed_bytes(self) -> int:

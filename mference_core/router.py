@@ -18,6 +18,9 @@ class Router:
     bias(layer) -> (experts,) float32, or None where that layer has none: for rules that rank experts by scores plus a
         bias which is no part of the weights. `choose` adds it itself, in float32, to the scores as they are; stated
         here too so that whoever judges the order knows what is equal. Left out by rules that rank by scores alone.
+    table(layer) -> (vocabulary, top_k) integer, or None: the experts of each token id, for layers that choose by it and
+        only weigh by scores; such a layer's `choose` needs the step, and takes a row in its own order. A row may repeat
+        an expert: each place counts. Left out by rules that have no such layer.
     """
 
     experts: int
@@ -25,6 +28,11 @@ class Router:
     scores: Callable[[int, Any], mx.array]
     choose: Callable[[int, mx.array, Step | None], Routing]
     bias: Callable[[int], mx.array | None] | None = None
+    table: Callable[[int], mx.array | None] | None = None
+
+    def looked_up(self, layer: int) -> mx.array | None:
+        """Return the table of a layer that chooses by token id, or None for one that chooses by scores."""
+        return self.table(layer) if self.table is not None else None
 
     def ranked_by(self, layer: int, scores: mx.array) -> mx.array:
         """Return what `choose` ranks by, (B, L, experts) float32: scores, with the layer's bias where it has one."""

@@ -7,7 +7,8 @@ import mlx.core as mx
 from attrs import define, field
 
 from mference_core.errors import CannotRewind, RequestError
-from mference_core.state import LayerState, Snapshot, new_states
+from mference_core.state import LayerState, Snapshot
+from mference_core.states import new_states
 from mference_core.steps import Observer
 
 if TYPE_CHECKING:

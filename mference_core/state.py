@@ -11,18 +11,22 @@ import mlx.core as mx
 from attrs import cmp_using, define, field, frozen
 
 from mference_core.errors import CannotRewind
-from mference_core.kv import Compressed, KVLayout, Layout, Linear, Recurrent, Ring
+from mference_core.kv import Linear, Recurrent, Ring
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
 @frozen(kw_only=True)
 class Snapshot:
-    """A copy of one state: its arrays, the tokens it held, and how many it had ever written."""
+    """A copy of one state: its arrays, the tokens it held, and how many it had ever written.
+
+    `parts` are the marks of a composite's parts; a copy has their arrays in `arrays`.
+    """
 
     length: int
     written: int
     arrays: Mapping[str, mx.array] = field(eq=cmp_using(eq=lambda a, b: a is b))
+    parts: Mapping[str, "Snapshot"] = field(factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +68,8 @@ class LayerState(Protocol):
         """Keep the first `length` tokens; raises `CannotRewind`, unchanged, where that is impossible."""
 
 
-def _refuse(kind: str, have: int, want: int, oldest: str) -> CannotRewind:
+def cannot_rewind(kind: str, have: int, want: int, oldest: str) -> CannotRewind:
+    """Return the error of a state of `have` tokens that cannot keep `want` of them; `oldest` says what it can keep."""
     return CannotRewind(
         what=f"{kind} state of {have} tokens cut to {want}", expected=oldest, remedy="restore a snapshot or start again"
     )
@@ -194,7 +199,7 @@ class RowState:
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
         if not self.can_truncate(length):
-            raise _refuse("row", self.length, length, f"0, or {self._oldest_end()} to {self.length}")
+            raise cannot_rewind("row", self.length, length, f"0, or {self._oldest_end()} to {self.length}")
         self.length = length
         if length == 0:
             self.written = 0
@@ -260,84 +265,6 @@ class RecurrentState:
     def truncate(self, length: int) -> None:
         """Keep all tokens or none; anything between is refused."""
         if not self.can_truncate(length):
-            raise _refuse("recurrent", self.length, length, f"0 or {self.length}")
+            raise cannot_rewind("recurrent", self.length, length, f"0 or {self.length}")
         if length == 0:
             self.values, self.length = self._blank(), 0
-
-
-@define(kw_only=True)
-class CompressedState:
-    """Pooled entries and the tail of tokens not pooled yet."""
-
-    layout: Compressed
-    context: int
-    entries: RowState = field(init=False)
-    tail: RecurrentState = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.entries = RowState(layout=self.layout.entries, context=-(-self.context // self.layout.rate))
-        self.tail = RecurrentState(layout=self.layout.tail)
-
-    @property
-    def length(self) -> int:
-        """Tokens held: those pooled and those in the tail."""
-        return self.tail.length
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        return self.entries.nbytes + self.tail.nbytes
-
-    @property
-    def arrays(self) -> tuple[mx.array, ...]:
-        """The arrays held, for evaluation."""
-        return self.entries.arrays + self.tail.arrays
-
-    def snapshot(self) -> Snapshot:
-        """Copy entries and tail."""
-        entries, tail = self.entries.snapshot(), self.tail.snapshot()
-        both = {f"entries.{k}": v for k, v in entries.arrays.items()} | {f"tail.{k}": v for k, v in tail.arrays.items()}
-        return Snapshot(length=tail.length, written=entries.length, arrays=both)
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Become what `snapshot` was taken of."""
-
-        def part(prefix: str, length: int) -> Snapshot:
-            arrays = {k.removeprefix(prefix): v for k, v in snapshot.arrays.items() if k.startswith(prefix)}
-            return Snapshot(length=length, written=length, arrays=arrays)
-
-        self.entries.restore(part("entries.", snapshot.written))
-        self.tail.restore(part("tail.", snapshot.length))
-
-    def mark(self) -> Snapshot:
-        """Keep the tail's arrays and the number of entries."""
-        return Snapshot(length=self.tail.length, written=self.entries.length, arrays=dict(self.tail.values))
-
-    def undo(self, mark: Snapshot) -> None:
-        """Forget later entries and take the tail of `mark` again."""
-        self.entries.truncate(mark.written)
-        self.tail.restore(mark)
-
-    def can_truncate(self, length: int) -> bool:
-        """Say whether `length` is all tokens or none."""
-        return self.tail.can_truncate(length)
-
-    def truncate(self, length: int) -> None:
-        """Keep all tokens or none; the tail of an earlier token is not kept."""
-        self.tail.truncate(length)
-        if length == 0:
-            self.entries.truncate(0)
-
-
-def new_state(layout: Layout, context: int) -> RowState | RecurrentState | CompressedState:
-    """Allocate an empty state of `layout` for timelines of at most `context` tokens."""
-    if isinstance(layout, Recurrent):
-        return RecurrentState(layout=layout)
-    if isinstance(layout, Compressed):
-        return CompressedState(layout=layout, context=context)
-    return RowState(layout=layout, context=context)
-
-
-def new_states(layout: KVLayout) -> tuple[RowState | RecurrentState | CompressedState, ...]:
-    """Allocate the states of one timeline, a state per layer."""
-    return tuple(new_state(layer, layout.context) for layer in layout.layers)

@@ -1,8 +1,10 @@
 """Layouts as numbers: rows and bytes, by hand."""
 
+from typing import Any
+
 import pytest
 
-from mference_core.kv import DTYPE_BYTES, Compressed, KVLayout, Linear, Recurrent, Ring
+from mference_core.kv import DTYPE_BYTES, Composite, Compressed, KVLayout, Linear, Recurrent, Ring
 
 ROWS = {"k": (2, 8), "v": (2, 8)}
 ROW_BYTES = 2 * 2 * 8 * 2
@@ -41,19 +43,41 @@ def test_pooled_entries_count_whole_groups(tokens: int, entries: int) -> None:
     """Blocks of two entries; a context of 30 tokens has room for eight."""
     layout = Compressed(
         entries=Linear(rows={"e": (1, 16)}, dtype="float32", block_rows=2),
-        tail=Recurrent(arrays={"t": (4, 16)}),
         rate=4,
+        open_rows={"a": 16, "g": 8},
+        carried={"a": 4},
+        dtype="bfloat16",
     )
-    assert layout.bytes_at(tokens, 30) == entries * 64 + 256
+    assert layout.bytes_at(tokens, 30) == entries * 64 + 2 * (3 * 24 + 4 * 4)
 
 
 def test_a_timeline_is_the_sum_of_its_layers() -> None:
     ring = Ring(rows=ROWS, dtype="bfloat16", window=32, slack_rows=8)
-    pooled = Compressed(
-        entries=Linear(rows={"e": (1, 16)}, dtype="float32"), tail=Recurrent(arrays={"t": (4, 16)}), rate=4
-    )
-    layout = KVLayout(layers=(full(), ring, full(), pooled), context=600)
-    assert layout.fixed_bytes == 40 * ROW_BYTES + 256
-    assert layout.bytes_at(300) == 2 * 512 * ROW_BYTES + 40 * ROW_BYTES + 150 * 64 + 256
+    pooled = Compressed(entries=Linear(rows={"e": (1, 16)}, dtype="float32"), rate=4, open_rows={"a": 2})
+    both = Composite(parts={"window": ring, "pool": pooled, "past": Recurrent(arrays={"t": (4, 16)})})
+    layout = KVLayout(layers=(full(), ring, full(), both), context=600)
+    assert layout.fixed_bytes == 80 * ROW_BYTES + 24 + 256
+    assert layout.bytes_at(300) == 2 * 512 * ROW_BYTES + 80 * ROW_BYTES + 150 * 64 + 24 + 256
     assert layout.bytes_per_token == 2 * ROW_BYTES + 16
     assert [layout.bytes_at(n) for n in range(601)] == sorted(layout.bytes_at(n) for n in range(601))
+
+
+def test_growth_is_added_up_before_it_is_rounded() -> None:
+    """Two layers that each cost half a byte per token cost one together."""
+    pooled = Compressed(entries=Linear(rows={"e": (1, 1)}, dtype="bfloat16"), rate=4, open_rows={"a": 1})
+    assert KVLayout(layers=(pooled,), context=8).bytes_per_token == 0
+    assert KVLayout(layers=(pooled, pooled), context=8).bytes_per_token == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rate": 1}, "rate must be at least 2"),
+        ({"carried": {"a": 3}}, "carried must be a part"),
+        ({"carried": {"b": 1}}, "part"),
+    ],
+)
+def test_windows_that_cannot_be_pooled_are_refused(changes: dict[str, Any], message: str) -> None:
+    values = {"entries": full(), "rate": 2, "open_rows": {"a": 2}} | changes
+    with pytest.raises(ValueError, match=message):
+        Compressed(**values)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mference_core import plugins
 from mference_core.engine import Engine, LoadOptions
 from mference_core.errors import CannotRewind, RequestError
-from mference_core.kv import Compressed, KVLayout, Linear, Recurrent
+from mference_core.kv import Compressed, KVLayout, Linear
 from mference_core.session import Session
-from mference_core.state import CompressedState
+from mference_core.states import CompressedState
 
 CHUNK, WINDOW = 5, 16
 PROMPT = [(37 * i + 11) % 251 for i in range(60)]
@@ -144,17 +144,14 @@ def test_an_ahead_token_that_is_never_settled_is_forgotten(engine: Engine) -> No
 
 def test_a_state_half_way_through_a_token_is_taken_back() -> None:
     """An interrupt between two writes of one layer leaves its length as it was, not what it holds."""
-    pooled = Compressed(
-        entries=Linear(rows={"e": (1, 2)}, dtype="float32"), tail=Recurrent(arrays={"t": (1,), "u": (1,)}), rate=2
-    )
+    pooled = Compressed(entries=Linear(rows={"e": (1, 2)}, dtype="float32"), rate=2, open_rows={"t": 1})
     layout = KVLayout(layers=(pooled,), context=16)
     session = Session(engine=cast("Engine", SimpleNamespace(layout=layout)))
     state = cast("CompressedState", session.states[0])
     session.begin()
-    state.entries.append(e=mx.ones((1, 1, 2)))
-    state.tail.values["t"] = mx.ones((1,))
+    state.take(t=mx.ones((3, 1)))
     session.recover()
-    assert (state.length, state.entries.length, state.tail.values["t"].tolist()) == (0, 0, [0.0])
+    assert (state.length, state.entries.length, state.open_rows["t"].tolist()) == (0, 0, [[0.0]])
 
 
 def test_reset_forgets_everything(engine: Engine) -> None:

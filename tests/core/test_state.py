@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mference_core.errors import CannotRewind
-from mference_core.kv import Compressed, KVLayout, Linear, Recurrent, Ring
-from mference_core.state import CompressedState, RecurrentState, RowState, Snapshot, new_state, new_states
+from mference_core.kv import Composite, Compressed, KVLayout, Linear, Recurrent, Ring
+from mference_core.state import RecurrentState, RowState, Snapshot
+from mference_core.states import CompositeState, CompressedState, new_state, new_states
 
 HEADS, DIM = 2, 3
 ROWS = {"k": (HEADS, DIM), "v": (1, DIM)}
@@ -241,53 +242,21 @@ def test_a_recurrent_snapshot_outlives_what_follows() -> None:
     assert saved.nbytes == 40
 
 
-COMPRESSED = Compressed(entries=Linear(rows={"e": (1, DIM)}, dtype="float32", block_rows=2), tail=RECURRENT, rate=4)
-
-
-def take(state: CompressedState, token: int) -> None:
-    """Take one token; each fourth makes an entry of its number."""
-    advance(state.tail, token)
-    if state.tail.length % COMPRESSED.rate == 0:
-        state.entries.append(e=mx.full((1, 1, DIM), float(token)))
-
-
-def entries_of(state: CompressedState) -> list[int]:
-    return tokens_of(state.entries.read(1)[1]["e"])
-
-
-def test_a_compressed_state_counts_entries_and_tail() -> None:
-    state = cast("CompressedState", new_state(COMPRESSED, 30))
-    for token in range(1, 31):
-        take(state, token)
-        assert state.length == token
-        assert state.nbytes == COMPRESSED.bytes_at(token, 30) == sum(array.nbytes for array in state.arrays)
-    assert entries_of(state) == [4, 8, 12, 16, 20, 24, 28]
-
-
-def test_a_compressed_state_comes_back_from_a_snapshot_only() -> None:
-    state = cast("CompressedState", new_state(COMPRESSED, 30))
-    for token in range(1, 11):
-        take(state, token)
-    saved = state.snapshot()
-    for token in range(11, 15):
-        take(state, token)
-    with pytest.raises(CannotRewind):
-        state.truncate(10)
-    assert entries_of(state) == [4, 8, 12]
-    state.restore(saved)
-    assert (state.length, entries_of(state)) == (10, [4, 8])
-    for token in range(91, 94):
-        take(state, token)
-    assert entries_of(state) == [4, 8, 92]
-    state.truncate(0)
-    assert (state.length, entries_of(state)) == (0, [])
-    take(state, 5)
-    assert state.length == 1
+COMPRESSED = Compressed(
+    entries=Linear(rows={"e": (1, DIM)}, dtype="float32", block_rows=2), rate=4, open_rows={"a": 2, "g": 3}
+)
+COMPOSITE = Composite(parts={"window": ring(2, 2), "pool": COMPRESSED, "past": RECURRENT})
 
 
 @pytest.mark.parametrize(
     ("layout", "kind"),
-    [(linear(), RowState), (ring(2, 2), RowState), (RECURRENT, RecurrentState), (COMPRESSED, CompressedState)],
+    [
+        (linear(), RowState),
+        (ring(2, 2), RowState),
+        (RECURRENT, RecurrentState),
+        (COMPRESSED, CompressedState),
+        (COMPOSITE, CompositeState),
+    ],
 )
 def test_each_layout_has_its_state(layout: Any, kind: Callable[..., Any]) -> None:
     state = new_state(layout, 20)
@@ -297,8 +266,14 @@ def test_each_layout_has_its_state(layout: Any, kind: Callable[..., Any]) -> Non
 
 
 def test_a_timeline_has_a_state_per_layer() -> None:
-    layouts = (linear(), ring(4, 2), RECURRENT, COMPRESSED)
+    layouts = (linear(), ring(4, 2), RECURRENT, COMPRESSED, COMPOSITE)
     layout = KVLayout(layers=layouts, context=20)
     states = new_states(layout)
-    assert [type(state) for state in states] == [RowState, RowState, RecurrentState, CompressedState]
+    assert [type(state) for state in states] == [
+        RowState,
+        RowState,
+        RecurrentState,
+        CompressedState,
+        CompositeState,
+    ]
     assert sum(state.nbytes for state in states) == layout.fixed_bytes

@@ -6,26 +6,38 @@ import mlx.core as mx
 import pytest
 
 from mference_core.errors import CannotRewind
-from mference_core.kv import Compressed, Linear, Recurrent, Ring
-from mference_core.state import CompressedState, RecurrentState, RowState, new_state
+from mference_core.kv import Composite, Compressed, Linear, Recurrent, Ring
+from mference_core.state import RecurrentState, RowState
+from mference_core.states import CompositeState, CompressedState, new_state
 
 DIM = 2
 RECURRENT = Recurrent(arrays={"s": (2, 3), "tail": (3,)}, dtypes={"tail": "bfloat16"})
-COMPRESSED = Compressed(entries=Linear(rows={"e": (1, DIM)}, dtype="float32", block_rows=2), tail=RECURRENT, rate=2)
+COMPRESSED = Compressed(
+    entries=Linear(rows={"e": (1, DIM)}, dtype="float32", block_rows=2), rate=4, open_rows={"a": 3}, carried={"a": 2}
+)
+COMPOSITE = Composite(
+    parts={
+        "window": Ring(rows={"k": (1, DIM)}, dtype="float32", window=4, slack_rows=5),
+        "pool": COMPRESSED,
+        "past": RECURRENT,
+    }
+)
 
 
 def take(state: Any, tokens: int, value: float) -> None:
     """Take `tokens` in one call, all of one value."""
     if isinstance(state, RowState):
         state.append(k=mx.full((1, tokens, DIM), value))
+    elif isinstance(state, CompositeState):
+        for part in state.parts.values():
+            take(part, tokens, value)
     elif isinstance(state, RecurrentState):
         state.advance(tokens, s=mx.full((2, 3), value), tail=mx.full((3,), value))
     else:
         assert isinstance(state, CompressedState)
-        take(state.tail, tokens, value)
-        entries = state.length // COMPRESSED.rate - state.entries.length
-        if entries:
-            state.entries.append(e=mx.full((1, entries, DIM), value))
+        windows = state.take(a=mx.full((tokens, 3), value))
+        if windows.count:
+            state.entries.append(e=mx.full((1, windows.count, DIM), value))
 
 
 def seen(state: Any) -> list[Any]:
@@ -34,7 +46,10 @@ def seen(state: Any) -> list[Any]:
         return [a.tolist() for a in state.read(1)[1].values()]
     if isinstance(state, RecurrentState):
         return [state.values[name].tolist() for name in sorted(state.values)]
-    return [*seen(state.tail), *seen(state.entries)]
+    if isinstance(state, CompositeState):
+        return [value for part in state.parts.values() for value in seen(part)]
+    held = state.open_rows["a"][: state.length % COMPRESSED.rate].tolist()
+    return [held, state.carried["a"].tolist(), *seen(state.entries)]
 
 
 LAYOUTS = [
@@ -42,6 +57,7 @@ LAYOUTS = [
     Ring(rows={"k": (1, DIM)}, dtype="float32", window=4, slack_rows=5),
     RECURRENT,
     COMPRESSED,
+    COMPOSITE,
 ]
 
 

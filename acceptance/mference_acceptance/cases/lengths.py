@@ -100,7 +100,7 @@ def _least_lead(engine: Engine, router: Router, ids: Sequence[int]) -> float:
     for index, layer in enumerate(engine.graph.layers):
         attended, held, routed = layer.attend(x, [states[index]], step), engine.experts[index], None
         if layer.route is not None and held is not None and attended.rows is not None:
-            if router.top_k < router.experts:
+            if router.top_k < router.experts and router.looked_up(index) is None:
                 ranks = mx.sort(router.ranked_by(index, router.scores(index, attended.h)), axis=-1)
                 lead = ranks[..., -router.top_k] - ranks[..., -router.top_k - 1]
                 least = min(least, number(lead.min()))

@@ -18,15 +18,22 @@ SCORES = (-1.5, -0.25, -0.0, 0.0, 0.25, 2.0)
 def router_ties(context: Context) -> Figures:
     """Experts come best first without repeats, equal scores with the lower id first, whatever rows are beside them.
 
-    Where the router states a bias, the order is that of the scores with it.
+    Where the router states a bias, the order is that of the scores with it. A layer that chooses by token id takes its
+    table's row, whatever the scores, and is not asked about ties.
     """
-    tied = 0
+    tied = tables = 0
     with context.engine() as engine:
         arch = engine.checkpoint.arch
         router = context.family.ask("mference_router", arch=arch, weights=engine.weights)
         for layer in sorted(engine.checkpoint.experts):
-            tied += _try_layer(router, layer)
-    return {"layers": len(engine.checkpoint.experts), "rows_tied_at_the_last_place": tied}
+            table = router.looked_up(layer)
+            if table is None:
+                tied += _try_layer(router, layer)
+            else:
+                _try_table(router, layer, table, engine.graph.vocab_size)
+                tables += 1
+    figures: Figures = {"layers": len(engine.checkpoint.experts), "rows_tied_at_the_last_place": tied}
+    return figures | ({"layers_that_choose_by_token": tables} if tables else {})
 
 
 def synthetic_scores(experts: int, seed: int) -> list[list[float]]:
@@ -73,6 +80,27 @@ def _try_layer(router: Router, layer: int) -> int:
         equal = mx.array_equal(single.ids[0, 0], chosen.ids[0, index])
         require(bool(equal), f"layer {layer} chooses otherwise when a row is alone")
     return tied
+
+
+def _try_table(router: Router, layer: int, table: mx.array, vocabulary: int) -> None:
+    """Hold the choice of every token id against its row, under scores that would choose otherwise."""
+    where = f"layer {layer}"
+    require(table.shape == (vocabulary, router.top_k), f"{where} table has shape {list(table.shape)}")
+    entries = table.astype(mx.int64)
+    valid = bool(((entries >= 0) & (entries < router.experts)).all())
+    require(valid, f"{where} table names experts outside 0 to {router.experts - 1}")
+    ids = mx.arange(vocabulary, dtype=mx.int32)[None]
+    rows = synthetic_scores(router.experts, seed=layer)
+    kinds = mx.array(rows, dtype=mx.float32)
+    for shift in range(min(3, len(rows))):
+        scores = kinds[(mx.arange(vocabulary) + shift) % len(rows)][None]
+        chosen = router.choose(layer, scores, make_step([0], ids))
+        require(bool(mx.array_equal(chosen.ids[0], entries)), f"{where} does not take its table's rows")
+        require(chosen.weights.shape == chosen.ids.shape, f"{where} weights have shape {chosen.weights.shape}")
+        require(bool(mx.isfinite(chosen.weights).all()), f"{where} has weights that are not finite")
+    fallen = router.choose(layer, scores[:, ::-1], make_step([0], ids[:, ::-1]))
+    same = mx.array_equal(fallen.ids[:, ::-1], chosen.ids) and mx.array_equal(fallen.weights[:, ::-1], chosen.weights)
+    require(bool(same), f"{where} weighs a token otherwise beside others")
 
 
 def _ties(row: list[float], chosen: list[int]) -> bool:
