@@ -14,6 +14,8 @@ THOUGHT = "<|channel>thought\n<channel|>"
 MODEL = "<|turn>model\n"
 OPENING = "<bos>"
 STOPS = (1, 106, 50)
+THINKING = 0.0
+"""Share of documents in which the model thinks before it answers."""
 _RESPONSE = re.compile(r"(response:.*?<tool_response\|>)", re.DOTALL)
 
 

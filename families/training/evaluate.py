@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXACT_TOKENS = 64
 EXACT_KINDS = ("chat-fact", "chat-follow-up", "chat-memory", "chat-style", "tools")
 
@@ -50,7 +51,7 @@ def load(parameters: dict[str, Tensor]) -> PreTrainedModel:
     """Make the transformers model hold `parameters`; every one must be there."""
     model = demo.build(0)
     model.load_state_dict(parameters | {name: parameters[of] for name, of in demo.TIED.items()}, strict=True)
-    return model.eval()
+    return model.to(DEVICE).eval()
 
 
 @torch.no_grad()
@@ -62,8 +63,8 @@ def generate(model: PreTrainedModel, prompts_ids: list[list[int]], limit: int, t
     torch.manual_seed(1)
     how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     out = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
+        input_ids=ids.to(DEVICE),
+        attention_mask=mask.to(DEVICE),
         max_new_tokens=limit,
         eos_token_id=list(dialect.STOPS),
         pad_token_id=0,
@@ -84,8 +85,8 @@ def perplexities(model: PreTrainedModel, documents: dict[str, list[data.Document
     for kind, items in documents.items():
         tokens, targets = data.pack(items)
         total = count = 0.0
-        for row, flags in zip(torch.from_numpy(tokens).long(), torch.from_numpy(targets), strict=True):
-            weights = flags.float().roll(-1)[None]
+        for held, flags in zip(torch.from_numpy(tokens).long(), torch.from_numpy(targets), strict=True):
+            row, weights = held.to(DEVICE), flags.float().roll(-1)[None].to(DEVICE)
             weights[:, -1] = 0
             loss, _, _ = trainer.loss(row[None], row[None].roll(-1, 1), weights, torch.float32)
             total += float(loss) * float(weights.sum())
@@ -119,6 +120,23 @@ def held_out(folder: Path, tokenizer: Tokenizer, limit: int) -> dict[str, list[d
     return {kind: data.encode(tokenizer, parts) for kind, parts in sorted(texts.items())}
 
 
+def judge(
+    before: PreTrainedModel, after: PreTrainedModel, documents: dict[str, list[data.Document]]
+) -> dict[str, dict[str, float]]:
+    """Print and return the figures of every kind: documents, both perplexities, and the share of exact replies."""
+    one, two = perplexities(before, documents), perplexities(after, documents)
+    figures: dict[str, dict[str, float]] = {}
+    for kind in one:
+        count = len(documents.get(kind, ())) or sum(map(len, documents.values()))
+        figures[kind] = {"documents": count, "float32": one[kind], "packed": two[kind]}
+        print(f"| {kind} | {count} | {one[kind]:.4f} | {two[kind]:.4f} |", flush=True)
+    for kind in filter(documents.get, EXACT_KINDS):
+        right, count = exact(after, documents[kind])
+        figures[kind] |= {"replies": count, "exact": right / max(1, count)}
+        print(f"| {kind}, replies given back exactly | {count} | {right / max(1, count):.3f} |", flush=True)
+    return figures
+
+
 def _asked(item: dict[str, Any]) -> str:
     """Return the text of a prompt."""
     if "raw" in item:
@@ -135,6 +153,8 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--documents", type=int, default=150, help="held-out documents of each kind")
     parser.add_argument("--transcripts", type=Path)
+    parser.add_argument("--figures", type=Path, help="write the figures as JSON")
+    parser.add_argument("--limit", type=int, default=320, help="tokens of a transcript at most")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.2])
     options = parser.parse_args()
@@ -146,22 +166,15 @@ def main() -> None:
     settings = json.loads((options.mlx / "config.json").read_text())
     after = load(unpack(load_file(options.mlx / "model.safetensors"), settings))
     if options.corpus:
-        documents = held_out(options.corpus, tokenizer, options.documents)
-        one, two = perplexities(load(before), documents), perplexities(after, documents)
-        for kind in one:
-            print(
-                f"| {kind} | {len(documents.get(kind, ())) or sum(map(len, documents.values()))} | {one[kind]:.4f} | {two[kind]:.4f} |",
-                flush=True,
-            )
-        for kind in filter(documents.get, EXACT_KINDS):
-            right, count = exact(after, documents[kind])
-            print(f"| {kind}, replies given back exactly | {count} | {right / count:.3f} |", flush=True)
+        figures = judge(load(before), after, held_out(options.corpus, tokenizer, options.documents))
+        if options.figures:
+            options.figures.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     texts = [_asked(item) for item in prompts.PROMPTS]
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     records = []
     for temperature in options.temperature:
         for item, text, start, new in zip(
-            prompts.PROMPTS, texts, ids, generate(after, ids, 320, temperature), strict=True
+            prompts.PROMPTS, texts, ids, generate(after, ids, options.limit, temperature), strict=True
         ):
             print(
                 f"--- T={temperature} {text[-160:]!r}\n{tokenizer.decode(new, skip_special_tokens=False)}\n", flush=True

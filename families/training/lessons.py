@@ -4,6 +4,7 @@ import re
 from random import Random
 
 import chats
+import config
 import facts
 import stories
 import tools
@@ -50,7 +51,7 @@ def tool_chat(rng: Random) -> Parts:
     return chat(rng, messages, declared)
 
 
-KINDS = {
+_KINDS = {
     "story": (raw_story, 30),
     "statement": (raw_facts, 6),
     "chat-story": (lambda rng: chat(rng, chats.tale(rng)), 12),
@@ -61,3 +62,5 @@ KINDS = {
     "chat-mixed": (lambda rng: chat(rng, chats.mixed(rng)), 7),
     "tools": (tool_chat, 18),
 }
+KINDS = {kind: (make, getattr(config, "SHARES", {}).get(kind, often)) for kind, (make, often) in _KINDS.items()}
+"""Kind of document -> its maker, and how often it comes against the others."""

@@ -1,5 +1,9 @@
 """What evaluate.py asks: openings of stories, every kind of chat, and tools."""
 
+from typing import Any
+
+import dialect
+
 _WEATHER = {
     "type": "function",
     "function": {
@@ -105,7 +109,18 @@ _QUESTIONS = (
     "Thank you!",
 )
 
-PROMPTS: list[dict[str, object]] = [{"raw": text} for text in _STORIES]
+_THOUGHT_ABOUT = (
+    "What is the capital of France?",
+    "What is 27 + 45?",
+    "Explain quantum physics.",
+    "What is my name?",
+    "What is the weather in Paris?",
+    "What is 123 + 456?",
+    "579",
+)
+"""Last messages that a family which thinks is asked to think about as well."""
+
+PROMPTS: list[dict[str, Any]] = [{"raw": text} for text in _STORIES]
 PROMPTS += [{"messages": _user(text)} for text in _QUESTIONS]
 PROMPTS += [
     {"messages": _user("My name is Clara.", "Nice to meet you, Clara!", "What is the capital of Italy?", "The capital of Italy is Rome.", "What is my name?")},
@@ -127,3 +142,6 @@ PROMPTS += [
     {"messages": _user("What is the capital of France?"), "tools": [_WEATHER, _TIME]},
     {"messages": _user("What is the weather in Rome and Madrid?"), "tools": [_WEATHER]},
 ]  # fmt: skip
+if dialect.THINKING:
+    chats = [item for item in PROMPTS if "messages" in item]
+    PROMPTS += [item | {"thinking": True} for item in chats if item["messages"][-1]["content"] in _THOUGHT_ABOUT]

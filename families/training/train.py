@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SHARD_BYTES = 12 * 2**20
+KEEP_EVERY_S = 120
 
 
 class Stored:
@@ -72,6 +73,32 @@ def save(model: torch.nn.Module, out: Path, log: dict[str, object]) -> None:
     (out / "log.json").write_text(json.dumps(log, indent=1) + "\n")
 
 
+def forward(trainer: demo.Trainer, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss, the balancing loss and the experts' shares of one batch, in BF16 where that is safe."""
+    with (
+        torch.autocast(ids.device.type, torch.bfloat16),
+        sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]),
+    ):
+        return trainer.loss(ids, ids.roll(-1, 1), weights, torch.bfloat16)
+
+
+def make_trainer(model: torch.nn.Module, ids: Tensor, *, compiled: bool) -> demo.Trainer:
+    """Return a trainer that has run once both ways, so that compiling is done; without a compiler it goes without."""
+    trainer = demo.Trainer(model, compiled=compiled)
+    began = time.monotonic()
+    try:
+        loss, balance, _ = forward(trainer, ids, torch.ones(ids.shape, device=ids.device))
+        (loss + balance).backward()
+    except Exception as problem:
+        if not compiled or isinstance(problem, torch.OutOfMemoryError):
+            raise
+        print(f"not compiled: {type(problem).__name__}: {str(problem)[:400]}", flush=True)
+        trainer = demo.Trainer(model, compiled=False)
+    model.zero_grad(set_to_none=True)
+    print(f"first pass: {time.monotonic() - began:.1f} s", flush=True)
+    return trainer
+
+
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
@@ -113,7 +140,6 @@ def main() -> None:
     model = model.to(device)
     print(f"difference from the transformers class: {demo.check(model):.2e}", flush=True)
     torch.set_float32_matmul_precision("high")
-    trainer = demo.Trainer(model, compiled=options.compile)
     parameters = {n: p for n, p in model.named_parameters() if n not in demo.TIED}
     wide = [p for p in parameters.values() if p.ndim >= 2]
     narrow = [p for p in parameters.values() if p.ndim < 2]
@@ -125,13 +151,23 @@ def main() -> None:
     stored_from = int(options.steps * (1 - options.stored_share))
     all_tokens = torch.from_numpy(tokens).to(device)
     all_targets = torch.from_numpy(targets).to(device)
+    started = time.monotonic()
+    trainer = make_trainer(model, all_tokens[: options.rows].long(), compiled=options.compile)
     generator = torch.Generator(device=device).manual_seed(options.seed)
     order = torch.randperm(len(tokens), generator=generator, device=device)
     cursor = 0
     history: list[dict[str, float]] = []
     shares = torch.zeros(())
-    started = time.monotonic()
     ran = 0
+    kept = 0.0
+
+    def log() -> dict[str, object]:
+        return {
+            "steps": ran, "tokens_seen": ran * options.rows * data.ROW_TOKENS, "rows": len(tokens), "seconds": time.monotonic() - started,
+            "parameters": sum(p.numel() for p in parameters.values()), "expert_shares_last_batch": shares.tolist(),
+            "options": {k: str(v) for k, v in vars(options).items()}, "history": history,
+        }  # fmt: skip
+
     for step in range(options.steps):
         spent = (time.monotonic() - started) / options.seconds
         late = step >= stored_from or spent >= 1 - options.stored_share
@@ -147,11 +183,7 @@ def main() -> None:
             group["lr"] = learning_rate(step, spent, options)
         if late:
             stored.enter()
-        with (
-            torch.autocast(device.type, torch.bfloat16),
-            sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]),
-        ):
-            loss, balance, shares = trainer.loss(ids, ids.roll(-1, 1), weights, torch.bfloat16)
+        loss, balance, shares = forward(trainer, ids, weights)
         (loss + options.balance * balance).backward()
         if late:
             stored.leave()
@@ -167,6 +199,7 @@ def main() -> None:
                 "balance": balance.item() / len(shares),
                 "norm": float(norm),
                 "seconds": seconds,
+                "tokens_per_s": ran * options.rows * data.ROW_TOKENS / seconds,
             }
             history.append(row)
             print(
@@ -174,14 +207,12 @@ def main() -> None:
                 f"least used expert {float(shares.min()):.4f}",
                 flush=True,
             )
+            if seconds - kept > KEEP_EVERY_S:
+                kept = seconds
+                save(model, options.out, log())
         if spent >= 1:
             break
-    log = {
-        "steps": ran, "tokens_seen": ran * options.rows * data.ROW_TOKENS, "rows": len(tokens), "seconds": time.monotonic() - started,
-        "parameters": sum(p.numel() for p in parameters.values()), "expert_shares_last_batch": shares.tolist(),
-        "options": {k: str(v) for k, v in vars(options).items()}, "history": history,
-    }  # fmt: skip
-    save(model, options.out, log)
+    save(model, options.out, log())
 
 
 if __name__ == "__main__":

@@ -1,21 +1,24 @@
 """The demo's architecture: every feature of Qwen 3.6 35B-A3B at a size that fits a repository."""
 
-VOCAB = 1024
-HIDDEN = 128
-EXPERTS = 4
-TOP_K = 2
+VOCAB = 2048
+HIDDEN = 256
+EXPERTS = 12
+TOP_K = 3
 MOE_INTERMEDIATE = 64
 SHARED_INTERMEDIATE = 64
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
-KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 32, 32
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
+KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 64, 64
 TAPS = 4
 ROTARY_FACTOR = 0.25
-LAYER_TYPES = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+LAYER_TYPES = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 2
 
-ROW_TOKENS = 512
+ROW_TOKENS = 1024
 GROUP_SIZE = 64
 BITS = 4
 GATE_BITS = 8
+
+SHARES = {"story": 22, "chat-memory": 11, "tools": 30}
+"""Kinds of documents that come more or less often than the shared lessons say."""
 
 
 def text_config() -> dict[str, object]:
@@ -46,7 +49,7 @@ def text_config() -> dict[str, object]:
         "rms_norm_eps": 1e-06,
         "rope_parameters": {
             "mrope_interleaved": True,
-            "mrope_section": [2, 1, 1],
+            "mrope_section": [3, 3, 2],
             "partial_rotary_factor": ROTARY_FACTOR,
             "rope_theta": 10000000.0,
             "rope_type": "default",
@@ -83,4 +86,4 @@ def bits_of(name: str, shape: tuple[int, ...]) -> int:
     return 16 if len(shape) < 2 or name.endswith("conv1d.weight") else BITS
 
 
-PARAMETERS = "one million"
+PARAMETERS = "eight million"

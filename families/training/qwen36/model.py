@@ -2,11 +2,13 @@
 
 The class computes experts one after another; here every expert runs on every token in one product, and the router's
 zeros drop what was not chosen: the same function (`check` compares), far fewer launches. The delta rule goes in chunks
-of 64 tokens with one triangular solve. Rows hold several documents; a document never sees another, neither through
-attention nor through convolutions or states.
+of 64 tokens: everything within a chunk, and what a chunk does to a state, in products over all chunks at once; only the
+states follow one another, one product each. Rows hold several documents; a document never sees another, neither
+through attention nor through convolutions or states.
 """
 
 import math
+from typing import Any
 
 import config
 import torch
@@ -18,8 +20,8 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForCa
 END = 0
 TIED: dict[str, str] = {}
 """Parameters that are another one, and are not stored: none here."""
-CHUNK = 32
-STD = 0.06
+CHUNK = 64
+STD = 0.04
 
 
 def build(seed: int) -> Qwen3_5MoeForCausalLM:
@@ -35,7 +37,7 @@ def build(seed: int) -> Qwen3_5MoeForCausalLM:
         elif name.endswith("conv1d.weight"):
             nn.init.normal_(p, std=0.3)
         elif name.endswith("mlp.gate.weight"):
-            nn.init.normal_(p, std=0.06)
+            nn.init.normal_(p, std=0.04)
         elif name.endswith("A_log"):
             nn.init.uniform_(p, 0.0, math.log(8.0))
         elif name.endswith("dt_bias"):
@@ -79,26 +81,26 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((turning * cos[:, :, None] + torch.cat((-two, one), -1) * sin[:, :, None], rest), -1)
 
 
-def attention(layer: nn.Module, x: Tensor, rows: Rows) -> Tensor:
-    """Full attention with its output gate."""
+def attention(layer: nn.Module, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Add full attention with its output gate."""
     part = layer.self_attn
     B, L, _ = x.shape
-    query, gate = part.q_proj(x).view(B, L, config.HEADS, -1).chunk(2, -1)
-    key, value = (p(x).view(B, L, config.KV_HEADS, -1) for p in (part.k_proj, part.v_proj))
-    query = _rotate(part.q_norm(query), rows.cos, rows.sin).to(value.dtype)
-    key = _rotate(part.k_norm(key), rows.cos, rows.sin).to(value.dtype)
+    normed = layer.input_layernorm(x)
+    query, gate = part.q_proj(normed).view(B, L, config.HEADS, -1).chunk(2, -1)
+    key, value = (p(normed).view(B, L, config.KV_HEADS, -1) for p in (part.k_proj, part.v_proj))
+    query = _rotate(part.q_norm(query), cos, sin).to(value.dtype)
+    key = _rotate(part.k_norm(key), cos, sin).to(value.dtype)
     groups = config.HEADS // config.KV_HEADS
     q, k, v = (t.transpose(1, 2) for t in (query, key.repeat_interleave(groups, 2), value.repeat_interleave(groups, 2)))
-    out = F.scaled_dot_product_attention(
-        q.contiguous(), k.contiguous(), v.contiguous(), attn_mask=rows.mask.to(q.dtype)
-    )
-    return part.o_proj(out.transpose(1, 2).reshape(B, L, -1) * torch.sigmoid(gate.reshape(B, L, -1)))
+    out = F.scaled_dot_product_attention(q.contiguous(), k.contiguous(), v.contiguous(), attn_mask=mask.to(q.dtype))
+    return x + part.o_proj(out.transpose(1, 2).reshape(B, L, -1) * torch.sigmoid(gate.reshape(B, L, -1)))
 
 
 def prepare(layer: nn.Module, x: Tensor, taps: list[Tensor]) -> tuple[Tensor, ...]:
     """Return q, k, v (B, H, L, D), log decay and rate (B, H, L) in float32, and z."""
     part = layer.linear_attn
     B, L, _ = x.shape
+    x = layer.input_layernorm(x)
     mixed = part.in_proj_qkv(x)
     weight = part.conv1d.weight[:, 0]
     total = mixed * weight[:, -1]
@@ -114,37 +116,76 @@ def prepare(layer: nn.Module, x: Tensor, taps: list[Tensor]) -> tuple[Tensor, ..
     return q, k, v, g.transpose(1, 2), beta.transpose(1, 2), part.in_proj_z(x)
 
 
-def delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows) -> Tensor:
-    """Run the delta rule in chunks, states cut at document ends; returns (B, L, H, D) float32."""
-    B, H, L, _ = q.shape
-    q, k, v = (t.unflatten(2, (L // CHUNK, CHUNK)) for t in (q, k, v))
-    g, beta = g.unflatten(2, (L // CHUNK, CHUNK)), beta.unflatten(2, (L // CHUNK, CHUNK))[..., None]
+def inverse(lower: Tensor) -> Tensor:
+    """Return the inverse of 1 + `lower` (..., CHUNK, CHUNK), strictly lower triangular, by blocks of doubling size."""
+    size = lower.shape[-1]
+    result = torch.eye(size, dtype=lower.dtype, device=lower.device).expand_as(lower)
+    place = torch.arange(size, device=lower.device)
+    width = 1
+    while width < size:
+        block = place // width
+        below = (block[:, None] == block + 1) & (block[:, None] % 2 == 1)
+        result = result - result @ torch.where(below, lower, 0.0) @ result
+        width *= 2
+    return result
+
+
+class _Inverse(torch.autograd.Function):
+    """`inverse`, whose gradient needs the result alone."""
+
+    @staticmethod
+    def forward(lower: Tensor) -> Tensor:  # type: ignore[override]
+        return inverse(lower)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        del inputs
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (result,) = ctx.saved_tensors
+        turned = result.transpose(-1, -2)
+        return -(turned @ grad @ turned).tril(-1)
+
+
+def overlaps(k: Tensor, g: Tensor, beta: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """Return by chunks how earlier keys of the chunk meet a token's (B, H, n, C, C), and the decay between tokens."""
     total = g.cumsum(-1)
-    same = rows.same[:, None]
-    decay = torch.where(same, total[..., :, None] - total[..., None, :], -1e30).exp()
-    since = (total.exp() * rows.from_start[:, None])[..., None]
-    kept = k * ((total[..., -1:] - total).exp() * rows.to_end[:, None])[..., None]
-    whole = (total[..., -1].exp() * rows.from_start[:, None, :, -1])[..., None, None]
-    overlap = (beta * (k @ k.transpose(-1, -2)) * decay).tril(-1)
-    right = torch.cat((beta * v, beta * since * k), -1)
-    solved = torch.linalg.solve_triangular(overlap, right, upper=False, unitriangular=True)
-    wanted, recalled = solved.split((v.shape[-1], k.shape[-1]), -1)
-    within, asked = (q @ k.transpose(-1, -2)) * decay, q * since
-    state = q.new_zeros(B, H, k.shape[-1], v.shape[-1])
-    outputs = []
-    for n in range(L // CHUNK):
-        update = wanted[:, :, n] - recalled[:, :, n] @ state
-        outputs.append(asked[:, :, n] @ state + within[:, :, n] @ update)
-        state = whole[:, :, n] * state + kept[:, :, n].transpose(-1, -2) @ update
-    return torch.stack(outputs, 2).flatten(2, 3).transpose(1, 2)
+    decay = torch.where(same[:, None], total[..., :, None] - total[..., None, :], -1e30).exp()
+    return (beta[..., None] * (k @ k.transpose(-1, -2)) * decay).tril(-1), decay
 
 
-def finish(layer: nn.Module, y: Tensor, z: Tensor) -> Tensor:
-    """The gated norm and the output projection."""
+def moves(
+    k: Tensor, v: Tensor, g: Tensor, beta: Tensor, solved: Tensor, from_start: Tensor, to_end: Tensor
+) -> tuple[Tensor, ...]:
+    """Return each chunk's writes without a state, what a state takes from them, and what the chunk makes of a state."""
+    total = g.cumsum(-1)
+    since = (total.exp() * from_start[:, None])[..., None]
+    wanted, recalled = (solved @ torch.cat((v, since * k), -1).mul(beta[..., None])).split(
+        (v.shape[-1], k.shape[-1]), -1
+    )
+    kept = (k * ((total[..., -1:] - total).exp() * to_end[:, None])[..., None]).transpose(-1, -2)
+    whole = (total[..., -1].exp() * from_start[:, None, :, -1])[..., None, None]
+    eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+    return wanted, recalled, whole * eye - kept @ recalled, kept @ wanted, since
+
+
+def answers(
+    q: Tensor, k: Tensor, decay: Tensor, since: Tensor, wanted: Tensor, recalled: Tensor, states: Tensor
+) -> Tensor:
+    """Return what the queries read from the state before their chunk and from the writes within it: (B, L, H, D)."""
+    within = (q @ k.transpose(-1, -2)) * decay
+    read = (q * since) @ states + within @ (wanted - recalled @ states)
+    return read.flatten(2, 3).transpose(1, 2)
+
+
+def finish(layer: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Add the delta network's output: the gated norm and the projection."""
     part = layer.linear_attn
     B, L, H, D = y.shape
     normed = y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-6) * part.norm.weight
-    return part.out_proj((normed * F.silu(z.view(B, L, H, D).float())).to(z.dtype).reshape(B, L, -1))
+    return x + part.out_proj((normed * F.silu(z.view(B, L, H, D).float())).to(z.dtype).reshape(B, L, -1))
 
 
 def feed_forward(layer: nn.Module, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,10 +215,28 @@ class Trainer:
 
     def __init__(self, model: Qwen3_5MoeForCausalLM, *, compiled: bool) -> None:
         self.model = model
-        pieces = (prepare, finish, feed_forward, head)
-        self.prepare, self.finish, self.feed_forward, self.head = (
-            torch.compile(piece, dynamic=False) if compiled else piece for piece in pieces
-        )
+        pieces = (attention, prepare, overlaps, moves, answers, finish, feed_forward, head)
+        (
+            self.attention,
+            self.prepare,
+            self.overlaps,
+            self.moves,
+            self.answers,
+            self.finish,
+            self.feed_forward,
+            self.head,
+        ) = (torch.compile(piece, dynamic=False) if compiled else piece for piece in pieces)
+
+    def delta(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows) -> Tensor:
+        """Run the delta rule in chunks, states cut at document ends; returns (B, L, H, D) float32."""
+        q, k, v, g, beta = (t.unflatten(2, (-1, CHUNK)) for t in (q, k, v, g, beta))
+        lower, decay = self.overlaps(k, g, beta, rows.same)
+        solved = _Inverse.apply(lower)
+        wanted, recalled, carry, gain, since = self.moves(k, v, g, beta, solved, rows.from_start, rows.to_end)
+        states = [torch.zeros_like(gain[:, :, 0])]
+        for n in range(gain.shape[2] - 1):
+            states.append(gain[:, :, n] + carry[:, :, n] @ states[-1])
+        return self.answers(q, k, decay, since, wanted, recalled, torch.stack(states, 2))
 
     def hidden(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Return the last residual stream, the summed balancing loss and the shares per layer (L, E)."""
@@ -186,14 +245,13 @@ class Trainer:
         x = base.embed_tokens(ids)
         balances, shares = [], []
         for layer, kind in zip(base.layers, config.LAYER_TYPES, strict=True):
-            normed = layer.input_layernorm(x)
             if kind == "full_attention":
-                x = x + attention(layer, normed, rows)
+                x = self.attention(layer, x, rows.mask, rows.cos, rows.sin)
             else:
-                *inputs, z = self.prepare(layer, normed, rows.taps)
+                *inputs, z = self.prepare(layer, x, rows.taps)
                 with torch.autocast(ids.device.type, enabled=False):
-                    y = delta(*inputs, rows)
-                x = x + self.finish(layer, y, z)
+                    y = self.delta(*inputs, rows)
+                x = self.finish(layer, x, y, z)
             x, balance, share = self.feed_forward(layer, x)
             balances.append(balance)
             shares.append(share)

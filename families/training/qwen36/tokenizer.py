@@ -3,7 +3,7 @@
     python tokenizer.py --corpus corpus --out tokenizer
 
 The scheme is the family's: every byte has a token, words carry their leading space, digits stand alone; nothing is
-added at either end. The marks take the first ids, so that all 1024 ids mean something.
+added at either end. The marks take the first ids, so that all 2048 ids mean something.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCAB_SIZE = 1024
+VOCAB_SIZE = 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 PIECES = r" ?[^\W\d_]+|\d| ?[^\w\s]|_|\n|\s"
