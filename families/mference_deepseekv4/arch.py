@@ -27,7 +27,7 @@ CHECKPOINT = Pinned(
     index_sha256="d1c2d929ab0a35be32cf18026bb31d6f99dad58d6c93a5a2abbe43791f9d6c30",
     model_id="deepseek-v4-flash-2bit-dq",
     download_bytes=97_000_000_000,
-    installed_bytes=97_500_000_000,
+    installed_bytes=96_689_373_952,
     licence="MIT",
 )
 

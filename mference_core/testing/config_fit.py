@@ -23,9 +23,13 @@ def fit_config(template: Mapping[str, Any], contract: ManifestContract, arch: Ar
     config = deepcopy(dict(template))
     _repeat_layers(config, contract, arch)
     wanted = encode_arch(arch)
-    for key, value in wanted.items():
-        if _read(config, contract).get(key) != value and not _set(config, contract, key, wanted):
-            raise _not_found(f"config value for arch.{key}", repr(value))
+    wrong = _wrong(config, contract, wanted)
+    while wrong:
+        for key in wrong:
+            _set(config, contract, key, wanted)
+        before, wrong = wrong, _wrong(config, contract, wanted)
+        if len(wrong) >= len(before):  # else go on: a key may follow from two values and come right with the second
+            raise _not_found(f"config value for arch.{wrong[0]}", repr(wanted[wrong[0]]))
     if contract.accept(contract.from_config(config)) != arch:
         raise _not_found("config of the arch", "one that the contract reads it from")
     return config
@@ -33,6 +37,12 @@ def fit_config(template: Mapping[str, Any], contract: ManifestContract, arch: Ar
 
 def _not_found(what: str, expected: str) -> UsageError:
     return UsageError(what=what, got="not found by trial", expected=expected, remedy="give the config.json to write")
+
+
+def _wrong(config: Mapping[str, Any], contract: ManifestContract, wanted: Mapping[str, Any]) -> list[str]:
+    """Return the keys that a config does not state as `wanted`."""
+    now = _read(config, contract)
+    return [key for key, value in wanted.items() if now.get(key) != value]
 
 
 def _read(config: Mapping[str, Any], contract: ManifestContract) -> dict[str, Any]:
@@ -52,10 +62,10 @@ def _places(value: dict[str, Any]) -> Iterator[Place]:
             yield from _places(member)
 
 
-def _set(config: dict[str, Any], contract: ManifestContract, key: str, wanted: Mapping[str, Any]) -> bool:
-    """Change the one value of `config` that states `key`; say whether there is one.
+def _set(config: dict[str, Any], contract: ManifestContract, key: str, wanted: Mapping[str, Any]) -> None:
+    """Change the one value of `config` that states `key`, if there is one.
 
-    What else the contract reads from it must come out as `wanted`.
+    What the contract read right before must stay right.
     """
     now = _read(config, contract)
     for holder, name in _places(config):
@@ -64,13 +74,11 @@ def _set(config: dict[str, Any], contract: ManifestContract, key: str, wanted: M
             continue
         holder[name] = wanted[key]
         changed = _read(config, contract)
-        if changed.get(key) == wanted[key] and all(
-            value in (now.get(k), wanted.get(k)) for k, value in changed.items()
-        ):
+        right = (k for k, value in now.items() if value == wanted.get(k))
+        if changed.get(key) == wanted[key] and all(changed.get(k) == wanted[k] for k in right):
             _repeat(config, name, before, wanted[key])
-            return True
+            return
         holder[name] = before
-    return False
 
 
 def _repeat(config: dict[str, Any], name: str, before: Any, after: Any) -> None:

@@ -1,7 +1,7 @@
 """How a family's quantised checkpoint stores each tensor, learnt from its tiny reference checkpoint."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from mference_core.manifest import SLOT_DEFAULT_BITS
 from mference_core.placement import ROLES, InstallPlan, Routed
 from mference_core.plugins import LoadedFamily
 from mference_core.safetensors_index import read_source
-from mference_core.tensors import Quant
+from mference_core.tensors import ExpertLayer, Quant
 
 BASE_GROUP = 64
 
@@ -30,11 +30,13 @@ class Form:
 class Forms:
     """Forms of residents by name without its layer number, of experts by role; `stacks` names a role's tensor likewise.
 
-    `config` is the reference's config.json. All empty for a family without a reference checkpoint.
+    `last_experts` are the forms of the last layer's experts, where checkpoints like to differ, and `experts` those of
+    the others. `config` is the reference's config.json. All empty for a family without a reference checkpoint.
     """
 
     residents: Mapping[str, Form]
     experts: Mapping[str, Quant]
+    last_experts: Mapping[str, Quant]
     stacks: Mapping[str, str]
     config: Mapping[str, Any] | None
 
@@ -50,9 +52,11 @@ class Forms:
         bits = 4 if slot == "sharedExpert" else SLOT_DEFAULT_BITS[slot]
         return Form(dtype="U32", quant=Quant(bits=bits, group_size=BASE_GROUP))
 
-    def expert(self, role: str, columns: int, bits: int | None) -> Quant:
-        """Return the quantisation of a role's experts, at `bits` where given."""
-        known = self.experts.get(role, Quant(bits=SLOT_DEFAULT_BITS["routedExpert"], group_size=BASE_GROUP))
+    def expert(self, role: str, columns: int, bits: int | None, *, last: bool) -> Quant:
+        """Return the quantisation of a role's experts, at `bits` where given, in the `last` layer or in another."""
+        known = (self.last_experts if last else self.experts).get(
+            role, Quant(bits=SLOT_DEFAULT_BITS["routedExpert"], group_size=BASE_GROUP)
+        )
         group = known.group_size if columns % known.group_size == 0 else BASE_GROUP
         return Quant(bits=bits or known.bits, group_size=group)
 
@@ -78,7 +82,7 @@ def read_forms(family: LoadedFamily) -> Forms:
     """Learn from a family's reference checkpoint."""
     reference = family.family.reference
     if reference is None or not (reference / "mlx").is_dir():
-        return Forms(residents={}, experts={}, stacks={}, config=None)
+        return Forms(residents={}, experts={}, last_experts={}, stacks={}, config=None)
     return _learn(family, reference / "mlx")
 
 
@@ -89,12 +93,19 @@ def _learn(family: LoadedFamily, path: Path) -> Forms:
     plan: InstallPlan = family.ask("mference_install_plan", arch=checkpoint.arch)
     places = {name: plan.place(name) for name in read_source(path).tensors}
     routed = {name: place for name, place in places.items() if isinstance(place, Routed) and len(place.roles) == 1}
-    parts = [part for layer in checkpoint.experts.values() for part in layer.parts if part.name in ROLES]
+    layers = [layer for _, layer in sorted(checkpoint.experts.items())]
     return Forms(
         residents={
             pattern(name): Form(dtype=weight.dtype, quant=weight.quant) for name, weight in checkpoint.weights.items()
         },
-        experts={part.name: part.quant for part in parts if part.quant is not None},
+        experts=_quants(layers[:-1] or layers),
+        last_experts=_quants(layers[-1:]),
         stacks={place.roles[0]: pattern(name) for name, place in routed.items()},
         config=checkpoint.config,
     )
+
+
+def _quants(layers: Iterable[ExpertLayer]) -> dict[str, Quant]:
+    """Return how layers quantise each role, the last of them where they differ."""
+    parts = [part for layer in layers for part in layer.parts if part.name in ROLES]
+    return {part.name: part.quant for part in parts if part.quant is not None}

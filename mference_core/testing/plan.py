@@ -15,7 +15,7 @@ from mference_core.gturbo.layout import LayerLayout, plan_parts
 from mference_core.install.outputs import Outputs, plan_outputs
 from mference_core.placement import InstallPlan
 from mference_core.plugins import LoadedFamily
-from mference_core.tensors import DTYPE_BYTES, ExpertLayer, Extent, Span, Weight
+from mference_core.tensors import DTYPE_BYTES, ExpertLayer, Extent, Quant, Span, Weight
 from mference_core.testing.filler import Filler
 from mference_core.testing.forms import Form, Forms, read_forms
 from mference_core.testing.writing import Piece
@@ -48,7 +48,8 @@ def plan_synthetic(
 
     `routed_bits` is the width of experts' codes, by default the family's. Raises: UsageError, ManifestError.
     """
-    arch = _cut(_pinned(family) if arch is None else arch, layers)
+    whole = _pinned(family) if arch is None else arch
+    arch = _cut(whole, layers)
     plan: InstallPlan = family.ask("mference_install_plan", arch=arch)
     forms = read_forms(family)
     checkpoint = Checkpoint(
@@ -59,7 +60,7 @@ def plan_synthetic(
         config=None,
         weights={name: _weight(name, shape, forms.of(name, shape, plan)) for name, shape in plan.residents.items()},
         experts={
-            layer: _experts(layer, arch.num_experts, shapes, forms, routed_bits)
+            layer: _experts(layer, arch.num_experts, shapes, _expert_forms(forms, layer, whole, shapes, routed_bits))
             for layer, shapes in plan.experts.items()
         },
         tokenizer_dir=None,
@@ -109,10 +110,14 @@ def _weight(name: str, shape: tuple[int, ...], form: Form) -> Weight:
     return Weight(name=name, dtype="U32", shape=shape, data=data, quant=form.quant, scales=groups, biases=groups)
 
 
-def _experts(
-    layer: int, count: int, shapes: Mapping[str, tuple[int, int]], forms: Forms, bits: int | None
-) -> ExpertLayer:
-    quants = {role: forms.expert(role, shape[1], bits) for role, shape in shapes.items()}
+def _expert_forms(
+    forms: Forms, layer: int, whole: Arch, shapes: Mapping[str, tuple[int, int]], bits: int | None
+) -> dict[str, Quant]:
+    last = layer == whole.num_layers - 1
+    return {role: forms.expert(role, shape[1], bits, last=last) for role, shape in shapes.items()}
+
+
+def _experts(layer: int, count: int, shapes: Mapping[str, tuple[int, int]], quants: Mapping[str, Quant]) -> ExpertLayer:
     places = plan_parts(shapes, quants)
     held = LayerLayout(file="", offsets=tuple(range(count)), parts=places).expert_parts
     size, names = sum(part.size for part in held), tuple(part.name for part in held)

@@ -1,6 +1,7 @@
 """Tensors of a plain directory: the quantisation table, and one refusal per tensor that does not fit."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from attrs import evolve
 from mference_core.arch import Arch
 from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
 from mference_core.errors import ManifestError
-from mference_core.placement import InstallPlan, Resident
+from mference_core.placement import InstallPlan, Place, Resident, Routed
+from mference_core.safetensors_index import read_source
 from mference_core.tensors import Quant
 from mference_core.testing.toys import (
     Spec,
@@ -235,3 +237,97 @@ def test_two_tensors_for_one_resident_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ManifestError, match=r"is a second tensor for trunk\.norm\.weight; expected one tensor"):
         open_checkpoint(peek(path), toy_contract(), plan_for)
+
+
+# --- experts stored one by one
+
+
+def one_by_one(arch: Arch) -> InstallPlan:
+    """Return the toy's plan, also placing `experts.E.ROLE` of a layer."""
+    plan = toy_plan(arch)
+
+    def place(name: str) -> Place | None:
+        found = re.fullmatch(r"trunk\.layers\.(\d)\.experts\.(\d+)\.(gate|up|down)\.weight", name)
+        return Routed(layer=int(found[1]), roles=(found[3],), expert=int(found[2])) if found else plan.place(name)
+
+    return evolve(plan, place=place)
+
+
+def single_tensors(*, quantised: bool) -> Specs:
+    """Return the toy's tensors with every stack taken apart, experts in falling order."""
+    specs = Specs()
+    for name, (dtype, shape) in (mlx_tensors(ARCH) if quantised else float_tensors(ARCH)).items():
+        stem, dot, role = name.partition(".experts.")
+        if not dot:
+            specs[name] = (dtype, shape)
+            continue
+        for expert in reversed(range(ARCH.num_experts)):
+            for single in ("gate", "up") if role == "gate_up" else (role,):
+                rows = shape[1] // 2 if role == "gate_up" else shape[1]
+                kind = single if "." in single else f"{single}.weight"
+                specs[f"{stem}.experts.{expert}.{kind}"] = (dtype, (rows, *shape[2:]))
+    return specs
+
+
+def opened_singles(path: Path, specs: Specs, *, quantised: bool) -> Checkpoint:
+    write_safetensors(write_toy(path, ARCH, quantised=quantised) / "model.safetensors", specs)
+    return open_checkpoint(peek(path), toy_contract(), one_by_one)
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+def test_experts_stored_one_by_one_are_those_of_a_stack(tmp_path: Path, *, quantised: bool) -> None:
+    """Parts are the stack's, and each expert's extents are its own tensors."""
+    specs = single_tensors(quantised=quantised)
+    single = opened_singles(tmp_path / "single", specs, quantised=quantised)
+    stacked = opened(write_toy(tmp_path / "stacked", ARCH, quantised=quantised))
+    source = read_source(tmp_path / "single").tensors
+    for number, layer in single.experts.items():
+        assert (layer.count, layer.parts) == (ARCH.num_experts, stacked.experts[number].parts)
+        for expert in range(layer.count):
+            spans = {name: extent.span for extent in layer.extents(expert) for name in extent.parts}
+            assert len(spans) == len(layer.parts)
+            for part in layer.parts:
+                role, _, companion = part.name.partition("_")
+                kind = companion or "weight"
+                assert spans[part.name] == source[f"trunk.layers.{number}.experts.{expert}.{role}.{kind}"].span
+
+
+SINGLE = "trunk.layers.1.experts."
+UNFIT_SINGLES: dict[str, tuple[Callable[[Specs], Any], str]] = {
+    "one missing": (drop(f"{SINGLE}2.up.weight"), "layer 1 experts up 2 is missing; expected experts 0 to 3"),
+    "the last missing": (drop(f"{SINGLE}3.up.weight"), "layer 1 experts is [3, 4] in number; expected one count"),
+    "one too many": (spec(f"{SINGLE}4.up.weight", "F32", 64, 64), "layer 1 experts is [4, 5] in number"),
+    "one of each too many": (
+        lambda specs: specs.update({f"{SINGLE}4.{role}.weight": ("F32", (64, 64)) for role in ("gate", "up", "down")}),
+        "layer 1 experts is 5 in number; expected 4",
+    ),
+    "a role missing": (
+        drop(*(f"{SINGLE}{expert}.down.weight" for expert in range(4))),
+        "layer 1 experts down is missing; expected gate, up and down",
+    ),
+    "one of another dtype": (spec(f"{SINGLE}0.up.weight", "BF16", 64, 64), "is unlike trunk.layers.1.experts.0.up"),
+    "one of another shape": (spec(f"{SINGLE}2.up.weight", "F32", 32, 64), "2.up.weight is unlike"),
+    "all of another shape": (
+        lambda specs: specs.update({f"{SINGLE}{expert}.up.weight": ("F32", (32, 64)) for expert in range(4)}),
+        "0.up.weight is of shape [32, 64]; expected [64, 64]",
+    ),
+    "a stack too": (spec(f"{SINGLE}down", "F32", 4, 64, 64), "layer 1 experts down is stacked and stored one by one"),
+    "in two ways": (
+        lambda specs: specs.update({f"{SINGLE}gate_up": ("F32", (4, 128, 64))}),
+        "layer 1 experts is stored in two ways",
+    ),
+    "in a dense layer": (
+        spec("trunk.layers.0.experts.0.up.weight", "F32", 64, 64),
+        "layer 0 experts is there; expected none in this layer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), UNFIT_SINGLES.values(), ids=UNFIT_SINGLES)
+def test_single_experts_that_do_not_fit_are_refused(tmp_path: Path, change: Callable[[Specs], Any], text: str) -> None:
+    specs = single_tensors(quantised=False)
+    change(specs)
+    with pytest.raises(ManifestError) as caught:
+        opened_singles(tmp_path / "a", specs, quantised=False)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 
 from mference_core.arch import ManifestContract, encode_arch
@@ -77,5 +78,26 @@ def test_one_value_that_states_two_keys() -> None:
     contract = ManifestContract(family="toy", arch=type(toy_arch()), pinned=(), from_config=read)
     template = {"head": 32, **toy_config(toy_arch(), quantised=False)}
     assert fit_config(template, contract, toy_arch(head_dim=16, full_head_dim=16))["head"] == 16
-    with pytest.raises(UsageError, match=r"arch.headDim is not found"):
+    with pytest.raises(UsageError, match=r"arch.fullHeadDim is not found"):
         fit_config(template, contract, toy_arch(head_dim=16, full_head_dim=64))
+
+
+def test_a_key_that_follows_from_two_values() -> None:
+    """It is wrong while only one of them has been changed, and right in the end."""
+
+    def read(config: Mapping[str, Any]) -> dict[str, Any]:
+        share = config["turning"] / config["head"]
+        return {**config["toy"], "headDim": config["head"], "fullHeadDim": config["head"], "partialRotaryFactor": share}
+
+    contract = ManifestContract(family="toy", arch=type(toy_arch()), pinned=(), from_config=read)
+    template = {"turning": 8, "head": 32, **toy_config(toy_arch(), quantised=False)}
+    wanted = toy_arch(head_dim=128, full_head_dim=128, partial_rotary_factor=0.5)
+    with pytest.raises(UsageError, match=r"arch.partialRotaryFactor is not found"):
+        fit_config(template, contract, wanted)
+
+    def read_count(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {**read(config), "slidingWindow": config["turning"]}
+
+    contract = ManifestContract(family="toy", arch=type(toy_arch()), pinned=(), from_config=read_count)
+    config = fit_config(template, contract, attrs.evolve(wanted, sliding_window=64))
+    assert (config["head"], config["turning"]) == (128, 64)
