@@ -40,6 +40,7 @@ from mference_core.chat import (
 )
 from mference_core.errors import RequestError
 from mference_core.tokens import Tokenizer
+from mference_gemma4.call_grammar import write_calls
 
 MAX_CALL_BYTES = 256 << 10
 MAX_LABEL_CHARACTERS = 64
@@ -379,4 +380,5 @@ def chat_format() -> ChatFormat:
         decoder=GemmaDecoder,
         reasoning=("<|channel>", "<channel|>"),
         efforts=EFFORTS,
+        call_grammar=write_calls,
     )

@@ -19,12 +19,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mference_core.chat.schema import fit, inner_schema, types_of
+from mference_core.chat.format import Tools
+from mference_core.chat.schema import branches_of, fit, inner_schema, types_of
 from mference_core.chat.values import dump_json, load_json
+from mference_core.grammar.notation import Mark, Rules, json_value, literal
+from mference_core.grammar.values import length, pattern
 
 MAX_DEPTH = 64
 FUNCTION = re.compile(r"<function=([A-Za-z0-9_.-]{1,64})>[ \t]*\r?\n")
 PARAMETER = re.compile(r"\s*<parameter=([^\n<>]+)>\n")
+CALL, NO_CALL = "<tool_call>", "</tool_call>"
 VALUE_END, EMPTY_END, CALL_END = "\n</parameter>\n", "</parameter>\n", "</function>"
 
 
@@ -61,6 +65,49 @@ def _written(text: str, start: int, key: str) -> tuple[str, int]:
     if end < 0:
         raise Unreadable(f"parameter {key!r} is not closed")
     return text[start:end], end + len(VALUE_END)
+
+
+def call_grammar(rules: Rules, mark: Mark, tools: Tools, parallel: bool) -> str:  # noqa: FBT001  a contract's order
+    """Write calls of `tools` as a grammar: parameters in the schema's order, the optional ones there or not."""
+    bodies = [_call_rule(rules, tool["function"]["name"], tool["function"].get("parameters") or {}) for tool in tools]
+    call = rules.rule(f"{mark(CALL)} ({' | '.join(bodies)}) {mark(NO_CALL)}")
+    return f"{call} ({literal(chr(10))} {call})*" if parallel else call
+
+
+def _call_rule(rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
+    required = set(schema.get("required") or ())
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    parts = [literal(f"\n<function={name}>\n")]
+    for key, inner in (schema.get("properties") or {}).items():
+        parameter = rules.rule(f"{literal(f'<parameter={key}>' + chr(10))} {_value_rule(rules, inner, definitions)}")
+        parts.append(parameter if key in required else f"{parameter}?")
+    return rules.rule(" ".join([*parts, literal(CALL_END + "\n")]))
+
+
+def _value_rule(rules: Rules, schema: Any, definitions: Mapping[str, Any]) -> str:
+    """Return the rule of a value and what ends it: text where the schema allows a string, else JSON."""
+    types = types_of(schema)
+    if "string" not in types:
+        if not types:
+            schema = {"type": ["object", "array", "number", "boolean", "null"]}  # a JSON string would be read as text
+        return f"{json_value({**definitions, **schema})} {literal(VALUE_END)}"
+    null = [literal("null" + VALUE_END)] if "null" in types else []
+    if branches := branches_of(schema, "anyOf", "oneOf"):
+        texts = [branch for branch in branches if "string" in types_of(branch)]  # what else is allowed is read as text
+        return rules.rule(" | ".join([*(_value_rule(rules, branch, definitions) for branch in texts), *null]))
+    words = [*branches_of(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
+    if words:
+        return rules.rule(" | ".join([*(literal(word + VALUE_END) for word in words if isinstance(word, str)), *null]))
+    return rules.rule(" | ".join([_text_rule(rules, schema), *null]))
+
+
+def _text_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
+    sought = pattern(schema)
+    if sought is None and length(schema) == "*":
+        empty = EMPTY_END.strip().replace("/", r"\/")
+        return rules.until(VALUE_END, rf"/(?s:.*)/ & ~/{empty}(?s:.*)/")
+    line = rf"/[^\n]{length(schema)}/"
+    return f"{rules.terminal(line if sought is None else f'{line} & /{sought}/')} {literal(VALUE_END)}"
 
 
 def can_be_written(value: str) -> bool:

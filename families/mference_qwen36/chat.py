@@ -14,12 +14,11 @@ from typing import Any
 from mference_core.chat import ChatFormat, Event, Malformed, Message, Reasoning, Text, ToolCall, starts_hidden
 from mference_core.errors import RequestError
 from mference_core.tokens import Tokenizer
-from mference_qwen36.calls import Unreadable, can_be_written, parse_call
+from mference_qwen36.calls import CALL, NO_CALL, Unreadable, call_grammar, can_be_written, parse_call
 
 MAX_CALL_BYTES = 256 << 10
 STOPS = {"<|im_end|>": "end_of_turn", "<|endoftext|>": "eos"}
 THOUGHT = ("<think>", "</think>")
-CALL, NO_CALL = "<tool_call>", "</tool_call>"
 OTHERS = ("<|im_start|>", "<tool_response>", "</tool_response>")
 EFFORTS = {"none": False, "low": True, "medium": True, "high": True}  # thinking is on or off, not graded
 GUIDANCE = ("system", "developer")
@@ -137,4 +136,5 @@ def chat_format() -> ChatFormat:
         decoder=QwenDecoder,
         reasoning=THOUGHT,
         efforts=EFFORTS,
+        call_grammar=call_grammar,
     )

@@ -7,6 +7,7 @@ from attrs import field, frozen
 
 from mference_core.chat.messages import Message
 from mference_core.errors import RequestError
+from mference_core.grammar.notation import Mark, Rules
 from mference_core.tokens import Tokenizer
 
 Tools = list[dict[str, Any]]
@@ -60,6 +61,10 @@ class StreamDecoder(Protocol):
 Normalizer = Callable[[list[Message], Tools | None], tuple[list[Message], Tools | None]]
 MakeDecoder = Callable[[Tokenizer, Tools | None, Sequence[int]], StreamDecoder]
 
+WriteCalls = Callable[[Rules, Mark, Tools, bool], str]
+"""Adds rules for calls of the checked tools, control tokens written by the mark; returns what stands for exactly one
+call or, where the flag says so, for one or several. What it allows, the decoder must read as those calls."""
+
 
 def as_it_is(messages: list[Message], tools: Tools | None) -> tuple[list[Message], Tools | None]:
     """Leave a conversation as it is."""
@@ -75,6 +80,7 @@ class ChatFormat:
     checked messages and tools before rendering, raising `RequestError` for what the dialect cannot say. `decoder`
     makes the decoder of an answer from the tokenizer, the checked tools and the ids of the prompt. `reasoning` names
     the control tokens around hidden text. `efforts` maps each accepted `reasoning_effort` to whether it thinks.
+    `call_grammar` writes the dialect's tool calls as a grammar, so that a forced call is valid by construction.
     """
 
     stops: Mapping[str, str]
@@ -85,6 +91,7 @@ class ChatFormat:
     normalize: Normalizer = as_it_is
     reasoning: tuple[str, str] | None = None
     efforts: Mapping[str, bool] = field(factory=dict)
+    call_grammar: WriteCalls | None = None
 
     def stop_ids(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Return the reason of each stop id. Raises `ManifestError` if the vocabulary lacks a stop token."""
