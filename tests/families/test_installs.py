@@ -12,6 +12,7 @@ from mference_core.install import install_local
 from mference_core.tensors import Span
 
 EXPERTS = {
+    "deepseekv4": "model.layers.{}.ffn.switch_mlp.",
     "gemma4": "language_model.model.layers.{}.experts.switch_glu.",
     "qwen36": "language_model.model.layers.{}.mlp.switch_mlp.",
 }
@@ -73,7 +74,7 @@ def test_three_directories_hold_one_model(tiny: Tiny) -> None:
     assert three[0].arch == three[1].arch == three[2].arch
     shapes = [{name: weight.shape for name, weight in checkpoint.weights.items()} for checkpoint in three]
     assert shapes[0] == shapes[1] == shapes[2]
-    assert [sorted(checkpoint.experts) for checkpoint in three] == [[0, 1, 2, 3]] * 3
+    assert [sorted(checkpoint.experts) for checkpoint in three] == [list(range(three[0].arch.num_layers))] * 3
 
 
 def test_installed_values_are_the_source_files(tiny: Tiny) -> None:
