@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXACT_TOKENS = 64
+REPLAY_STEP = 128
 EXACT_KINDS = ("chat-fact", "chat-follow-up", "chat-memory", "chat-style", "tools")
 
 
@@ -37,14 +38,14 @@ def unpack(tensors: dict[str, Tensor], settings: dict[str, object]) -> dict[str,
             continue
         stem = name.removesuffix(".weight")
         if f"{stem}.scales" not in tensors:
-            values[name] = tensor.float()
+            values[name] = tensor.float() if tensor.is_floating_point() else tensor
             continue
-        bits = table.get(stem, table)["bits"]
+        bits, group = (table.get(stem, table)[key] for key in ("bits", "group_size"))
         shifts = torch.arange(32 // bits) * bits
         codes = ((tensor.long()[..., None] >> shifts) & (2**bits - 1)).flatten(-2).float()
         scales, biases = (tensors[f"{stem}.{part}"].float()[..., None] for part in ("scales", "biases"))
-        values[name] = (codes.unflatten(-1, (-1, table["group_size"])) * scales + biases).flatten(-2)
-    return layout.parameters(values, settings["text_config"]["num_hidden_layers"])
+        values[name] = (codes.unflatten(-1, (-1, group)) * scales + biases).flatten(-2)
+    return layout.parameters(values, settings.get("text_config", settings)["num_hidden_layers"])
 
 
 def load(parameters: dict[str, Tensor]) -> PreTrainedModel:
@@ -55,8 +56,39 @@ def load(parameters: dict[str, Tensor]) -> PreTrainedModel:
 
 
 @torch.no_grad()
+def replay(model: PreTrainedModel, prompts_ids: list[list[int]], limit: int, temperature: float) -> list[list[int]]:
+    """Continue every prompt by running the trainer's forward over all so far, prompts that have stopped left out."""
+    trainer = demo.Trainer(model, compiled=False)
+    generator = torch.Generator(device=DEVICE).manual_seed(1)
+    rows = [list(prompt) for prompt in prompts_ids]
+    going = list(range(len(rows)))
+    for _ in range(limit):
+        longest = -(-max(len(rows[n]) for n in going) // REPLAY_STEP) * REPLAY_STEP
+        ids = torch.zeros(len(going), longest, dtype=torch.long)
+        for i, n in enumerate(going):
+            ids[i, : len(rows[n])] = torch.tensor(rows[n])
+        last = torch.tensor([len(rows[n]) - 1 for n in going], device=DEVICE)
+        logits = trainer.logits(ids.to(DEVICE), last)
+        if temperature:
+            new = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        else:
+            new = logits.argmax(-1)
+        for n, token in zip(going, new.tolist(), strict=True):
+            rows[n].append(token)
+        going = [n for n in going if rows[n][-1] not in dialect.STOPS]
+        if not going:
+            break
+    return [row[len(prompt) :] for row, prompt in zip(rows, prompts_ids, strict=True)]
+
+
+@torch.no_grad()
 def generate(model: PreTrainedModel, prompts_ids: list[list[int]], limit: int, temperature: float) -> list[list[int]]:
-    """Continue every prompt, in one batch padded on the left, up to a stop token; temperature 0 is greedy."""
+    """Continue every prompt up to a stop token; temperature 0 is greedy.
+
+    All in one batch: padded on the left, or run anew for every token where a past cannot be padded.
+    """
+    if hasattr(demo.Trainer, "logits"):
+        return replay(model, prompts_ids, limit, temperature)
     longest = max(map(len, prompts_ids))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts_ids])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts_ids])

@@ -27,12 +27,13 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def packed(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Return the stored tensors of one parameter: a triple, or a BF16 vector."""
+    """Return the stored tensors of one parameter: a triple, a BF16 tensor, or what is kept as it is."""
     bits = config.bits_of(name, weight.shape)
-    if bits == 16:
-        return {name: weight.bfloat16()}
-    codes, scales, biases = quant.affine(weight, bits)
+    if bits >= 16:
+        return {name: weight.bfloat16() if bits == 16 else weight}
     stem = name.removesuffix(".weight")
+    table = config.quantization()
+    codes, scales, biases = quant.affine(weight, bits, table.get(stem, table)["group_size"])
     return {
         f"{stem}.weight": pack(codes, bits),
         f"{stem}.scales": scales.bfloat16(),
@@ -69,7 +70,11 @@ def main() -> None:
     weights: dict[str, Tensor] = {}
     for path in sorted(options.checkpoint.glob("weights-*.safetensors")):
         weights |= load_file(path)
-    stored = {layout.published(name): layout.stored(name, w).contiguous() for name, w in weights.items()}
+    stored = {
+        renamed: part.contiguous()
+        for name, w in weights.items()
+        for renamed, part in layout.published(name, layout.stored(name, w))
+    }
     settings = config.published_config()
     write(options.hf, stored, settings, options.tokenizer)
     write(options.mlx, mlx_tensors(weights), settings | {"quantization": config.quantization()}, options.tokenizer)

@@ -10,9 +10,9 @@ from torch import Tensor
 MLX_PREFIX = "language_model.model."
 
 
-def published(name: str) -> str:
-    """Return the published name of a parameter."""
-    return name.replace("model.", "model.language_model.", 1)
+def published(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the published name of a parameter, and its value."""
+    yield name.replace("model.", "model.language_model.", 1), weight
 
 
 def stored(name: str, weight: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import math
 import time
 from pathlib import Path
 
-import config
 import data
+import layout
 import model as demo
 import quant
 import torch
@@ -26,24 +26,33 @@ KEEP_EVERY_S = 120
 
 
 class Stored:
-    """Swap every parameter for its stored value and back."""
+    """Swap every parameter for its stored value and back; what is stored alike is rounded at once."""
 
     def __init__(self, parameters: dict[str, Tensor]) -> None:
-        self.items = [(p, config.bits_of(name, p.shape)) for name, p in parameters.items()]
+        self.kinds: dict[tuple[int, int], list[Tensor]] = {}
+        for name, p in parameters.items():
+            for part, bits, group in getattr(layout, "pieces", quant.whole)(name, p.detach()):
+                if bits <= 16:
+                    self.kinds.setdefault((bits, group), []).append(part)
         self.behind: list[Tensor] = []
 
     @torch.no_grad()
     def enter(self) -> None:
         """Keep the float32 values and show the stored ones."""
-        self.behind = [p.clone() for p, _ in self.items]
-        for p, bits in self.items:
-            p.copy_(quant.rounded(p, bits))
+        self.behind = [torch.cat([part.flatten() for part in parts]) for parts in self.kinds.values()]
+        for ((bits, group), parts), values in zip(self.kinds.items(), self.behind, strict=True):
+            self._show(parts, quant.rounded(values, bits, group))
 
     @torch.no_grad()
     def leave(self) -> None:
         """Bring the float32 values back, for the optimiser to move."""
-        for (p, _), value in zip(self.items, self.behind, strict=True):
-            p.copy_(value)
+        for parts, values in zip(self.kinds.values(), self.behind, strict=True):
+            self._show(parts, values)
+
+    @staticmethod
+    def _show(parts: list[Tensor], values: Tensor) -> None:
+        pieces = values.split([part.numel() for part in parts])
+        torch._foreach_copy_(parts, [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)])
 
 
 def learning_rate(step: int, spent: float, options: argparse.Namespace) -> float:
@@ -55,14 +64,14 @@ def learning_rate(step: int, spent: float, options: argparse.Namespace) -> float
 
 
 def save(model: torch.nn.Module, out: Path, log: dict[str, object]) -> None:
-    """Write the float32 parameters in files of a bounded size, and the log."""
+    """Write what the model's state is, floats as float32, in files of a bounded size, and the log."""
     out.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
-    for name, p in model.named_parameters():
+    for name, p in model.state_dict().items():
         if name in demo.TIED:
             continue
-        value = p.detach().float().cpu().contiguous()
+        value = (p.float() if p.is_floating_point() else p).cpu().contiguous()
         if size + value.nbytes > SHARD_BYTES:
             shards.append({})
             size = 0
@@ -181,6 +190,7 @@ def main() -> None:
         weights[:, -1] = 0
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, spent, options)
+        trainer.late = late
         if late:
             stored.enter()
         loss, balance, shares = forward(trainer, ids, weights)

@@ -19,9 +19,9 @@ def _less_one(name: str) -> bool:
     return name.endswith(LESS_ONE) or name.endswith("model.norm.weight")
 
 
-def published(name: str) -> str:
-    """Return the published name of a parameter."""
-    return name if name == HEAD else name.replace("model.", "model.language_model.", 1)
+def published(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the published name of a parameter, and its value."""
+    yield name if name == HEAD else name.replace("model.", "model.language_model.", 1), weight
 
 
 def stored(name: str, weight: Tensor) -> Tensor:
