@@ -220,8 +220,8 @@ def attention_cpu(
 ) -> mx.array:
     """Attend `q` to keys at or before its position; arguments, shapes and dtypes as `attention`.
 
-    Neither the number of queries in a call nor where the keys start changes a bit. float32 keys and values are read in
-    place, also from slices of their rows.
+    Neither the number of queries in a call nor where the keys start changes a bit. Keys and values are read in place, also
+    from slices of their rows, and half-precision ones widened as they are met.
     """
     H, L, D = q.shape
     G, S, E = v.shape
@@ -235,12 +235,14 @@ def attention_cpu(
     out = native.Output((H, L, E))
     if out.size:
         wide = native.evaluated(q, mx.float32)
+        if k.dtype != v.dtype:
+            k, v = k.astype(mx.float32), v.astype(mx.float32)
         held_k, at_k, stride_k = native.heads(k)
         held_v, at_v, stride_v = native.heads(v)
         args = native.AttentionArgs(
             *(native.address(wide), at_k, at_v, out.address),
             *(H, G, L, span, D, E, query_start, key_start, window or 0, stride_k, stride_v, S if ring else 0),
-            scale,
+            *(L * D, D, L * E, E, scale, native.COMPANIONS[held_k.dtype]),
         )
         native.check(native.library().mf_attend(ctypes.byref(args)), "attention")
         del held_k, held_v  # they own the memory that was read
@@ -291,3 +293,22 @@ def rope_cpu(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.arra
     elif y.size:
         return x
     return y.array() if x.dtype == mx.float32 else y.array().astype(x.dtype)
+
+
+def choose_experts_cpu(
+    scores: mx.array, k: int, *, softmax: bool, renormalise: bool, scale: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """Return the ids of the `k` best and their weights; arguments, shapes and dtypes as `choose_experts_ops`."""
+    *lead, experts = scores.shape
+    if not 1 <= k <= experts:
+        raise ValueError(f"[choose] k must be in 1..{experts} but got {k}")
+    if scale is not None and scale.shape != (experts,):
+        raise ValueError(f"[choose] scale must be {(experts,)} but got {scale.shape}")
+    wide, factor = native.evaluated(scores, mx.float32), None if scale is None else native.evaluated(scale, mx.float32)
+    ids, weights = native.Output((*lead, k), whole=True), native.Output((*lead, k))
+    if ids.size:
+        at = None if factor is None else native.address(factor)
+        rows, rule = ids.size // k, softmax + 2 * renormalise
+        where = native.address(wide), rows, experts, k, rule, at, ids.address, weights.address
+        native.check(native.library().mf_choose_experts(*where), "choose")
+    return ids.array(), weights.array()

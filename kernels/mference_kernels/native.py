@@ -43,7 +43,9 @@ class AttentionArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out")),
         *((name, ctypes.c_int64) for name in ("heads", "groups", "length", "span", "dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("query_start", "key_start", "window", "k_stride", "v_stride", "ring")),
+        *((name, ctypes.c_int64) for name in ("q_head", "q_row", "out_head", "out_row")),
         ("scale", ctypes.c_float),
+        ("type", ctypes.c_int32),
     )
 
 
@@ -90,6 +92,8 @@ def library() -> ctypes.CDLL:
     made.mf_attend.argtypes = (pointer,)
     made.mf_norm.argtypes = (pointer, pointer, int32, int64, int64, ctypes.c_float, ctypes.c_float, pointer)
     made.mf_rope.argtypes = (pointer, pointer, pointer, int64, int64, int64, int64, int64, pointer)
+    made.mf_choose_experts.argtypes = (pointer, int64, int64, int64, int32, pointer, pointer, pointer)
+    made.mf_run.argtypes = (pointer, int64, int64, pointer, pointer, pointer)
     made.mf_read.argtypes, made.mf_read.restype = (pointer, int64), ctypes.c_uint64
     made.mf_set_threads(available_cores())
     return made
@@ -141,18 +145,19 @@ def evaluated(array: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
 
 
 class Output:
-    """Memory for a float32 result of `shape`: fill it at `address`, then take `array()` once.
+    """Memory for a result of `shape`, float32, or int32 if `whole`: fill it at `address`, then take `array()` once.
 
     Small results are copied into mlx, which costs less than having it compute an empty array first.
     """
 
     SMALL_BYTES = 1 << 16
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], *, whole: bool = False) -> None:
         self.shape, self.size = tuple(shape), math.prod(shape)
+        self.whole = whole
         self._large: mx.array | None = None
         if 4 * self.size > self.SMALL_BYTES:
-            self._large = mx.empty(self.shape, mx.float32)
+            self._large = mx.empty(self.shape, mx.int32 if whole else mx.float32)
             self.address = address(self._large)
         else:
             self._small = (ctypes.c_float * self.size)()
@@ -163,8 +168,8 @@ class Output:
         if self._large is not None:
             return self._large
         if not self.size:
-            return mx.zeros(self.shape)
-        view: Any = memoryview(self._small).cast("B").cast("f", list(self.shape))
+            return mx.zeros(self.shape, mx.int32 if self.whole else mx.float32)
+        view: Any = memoryview(self._small).cast("B").cast("i" if self.whole else "f", list(self.shape))
         return mx.array(view)
 
 
@@ -175,12 +180,14 @@ def address(array: mx.array) -> int:
 
 
 def heads(array: mx.array) -> tuple[mx.array, int, int]:
-    """Return float32 `array` (heads, rows, dim), where it lies, and the values from one head to the next.
+    """Return an array (heads, rows, dim), where it lies, and the values from one head to the next.
 
-    Rows of a head must be contiguous; a slice of a state's rows is, and is used in place, others are copied.
+    Rows of a head must be contiguous; a slice of a state's rows is, and is used in place, others are copied, as are
+    those of other dtypes than `COMPANIONS`, which become float32.
     """
-    if array.dtype != mx.float32:
+    if array.dtype not in COMPANIONS:
         array = array.astype(mx.float32)
+    size = array.dtype.size
     view = BufferView()
     get = ctypes.pythonapi.PyObject_GetBuffer
     get(ctypes.py_object(array), ctypes.byref(view), STRIDED)
@@ -188,10 +195,10 @@ def heads(array: mx.array) -> tuple[mx.array, int, int]:
     where = view.buf
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
     count, rows, dim = array.shape
-    if (value != 4 and dim > 1) or (row != 4 * dim and rows > 1) or (between % 4 and count > 1) or where is None:
+    if (value != size and dim > 1) or (row != size * dim and rows > 1) or (between % size and count > 1) or where is None:
         array = mx.contiguous(array)
         return array, address(array), rows * dim
-    return array, where, between // 4
+    return array, where, between // size
 
 
 def check(code: int, what: str) -> None:

@@ -1,6 +1,10 @@
 """Choosing experts: one rule on every backend, score down, then index up."""
 
+from typing import cast
+
 import mlx.core as mx
+
+from mference_kernels import levels
 
 INDEX_BITS = 20
 
@@ -22,3 +26,31 @@ def top_k_ops(scores: mx.array, k: int) -> mx.array:
 
 
 top_k = top_k_ops
+
+
+def choose_experts_ops(
+    scores: mx.array, k: int, *, softmax: bool, renormalise: bool, scale: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """Return the ids of the `k` best, as `top_k_ops` does, and what they weigh.
+
+    Shapes: scores (..., E), scale (E,) or None -> (..., k) int32, (..., k) float32.   Dtypes: any float in.
+    A weight is the score, or with `softmax` its share of all experts; with `renormalise` it is divided by the sum of the
+    chosen, in order; with `scale` it is multiplied by the expert's own. float32 throughout.
+    """
+    wide = scores.astype(mx.float32)
+    ids = top_k_ops(wide, k)
+    weights = mx.take_along_axis(mx.softmax(wide, axis=-1) if softmax else wide, ids, axis=-1)
+    if renormalise:
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return ids, weights if scale is None else weights * scale.astype(mx.float32)[ids]
+
+
+def choose_experts(
+    scores: mx.array, k: int, *, softmax: bool, renormalise: bool, scale: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """Choose: native kernels where `levels` allows them, else `choose_experts_ops`; arguments and result as there."""
+    fast = levels.cpu()
+    path = fast.choose_experts_cpu if fast else choose_experts_ops
+    return cast(
+        "tuple[mx.array, mx.array]", path(scores, k, softmax=softmax, renormalise=renormalise, scale=scale)
+    )

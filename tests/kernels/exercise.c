@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "mference.h"
+#include "program.h"
 
 int mf_set_threads(int threads);
 int mf_choose(const char *name);
@@ -16,6 +16,8 @@ int mf_attend(const mf_attention *a);
 int mf_norm(const float *x, const uint8_t *weight, int32_t type, int64_t rows, int64_t dim, float divisor, float eps, float *y);
 int mf_rope(const float *x, const int32_t *positions, const float *frequencies, int64_t batch, int64_t heads,
             int64_t length, int64_t dim, int64_t half, float *y);
+int mf_run(const mf_program *p, int64_t rows, int64_t batch, float *const *arrays, const int32_t *positions,
+           const mf_timeline *timelines);
 
 static uint64_t digest;
 
@@ -84,18 +86,92 @@ static int experts(int32_t bits, int32_t group) {
     return bad;
 }
 
-static int attention(int64_t dim, int64_t value_dim, int64_t window, int64_t ring) {
+/* Keys or values of `type`: of half precision the ones that are finite. */
+static uint8_t *stored(size_t count, unsigned seed, int32_t type) {
+    float *wide = values(count, seed);
+    if (type == MF_FLOAT32) return (uint8_t *)wide;
+    uint16_t *half = malloc(count * 2);
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t bits = mf_bits_of(wide[i]);
+        half[i] = (uint16_t)(type == MF_BFLOAT16 ? bits >> 16 : (bits >> 16 & 0x8000) | (bits >> 8 & 0x3fff));
+    }
+    free(wide);
+    return (uint8_t *)half;
+}
+
+static int attention(int64_t dim, int64_t value_dim, int64_t window, int64_t ring, int32_t type) {
     const int64_t heads = 6, groups = 2, length = 5, span = 21;
-    float *q = values((size_t)(heads * length * dim), 7), *k = values((size_t)(groups * span * dim), 8);
-    float *v = values((size_t)(groups * span * value_dim), 9), *out = malloc((size_t)(heads * length * value_dim) * 4);
+    float *q = values((size_t)(heads * length * dim), 7), *out = malloc((size_t)(heads * length * value_dim) * 4);
+    uint8_t *k = stored((size_t)(groups * span * dim), 8, type), *v = stored((size_t)(groups * span * value_dim), 9, type);
     const mf_attention a = {q, k, v, out, heads, groups, length, span, dim, value_dim, 19, 3, window, span * dim,
-                            span * value_dim, ring ? span : 0, 0.1f};
+                            span * value_dim, ring ? span : 0, length * dim, dim, length * value_dim, value_dim, 0.1f, type};
     const int bad = mf_attend(&a);
     note(out, heads * length * value_dim);
     free(q);
     free(k);
     free(v);
     free(out);
+    return bad;
+}
+
+/* Every operation once, on two timelines, one with padding, whose rings wrap. */
+static int program(int32_t type) {
+    enum { X, N, Q, K, V, TQ, TK, A, H, G, SLOTS, S, P, SG, C, IDS, W, COUNT };
+    const int64_t dim = 32, heads = 4, groups = 2, width = heads * dim, half = dim / 2, rows = 6, capacity = 7;
+    const int64_t widths[COUNT] = {width, width, width,     groups * dim, groups * dim, width,     groups * dim, width, width,
+                                   width, 1,     width,     heads * 8,    heads * 8,    heads * 8, 3,            3};
+    mf_matrix w[6] = {matrix(width, width, 4, 32, 1),        matrix(groups * dim, width, 4, 32, 1),
+                      matrix(groups * dim, width, 4, 32, 1), matrix(width, width, 4, 64, 1),
+                      matrix(width, width, 4, 64, 1),        matrix(width, width, 4, 64, 1)};
+    float *weight = values((size_t)width, 13), *frequencies = values((size_t)half, 14), *x = values((size_t)(rows * width), 15);
+    const float eps = 1e-6f, wide = (float)width;
+    const mf_op ops[] = {
+        {.code = MF_OP_NORM, .kind = MF_FLOAT32, .in = X, .out = N, .dim = width, .count = 1, .f = wide, .g = eps, .weight = weight},
+        {.code = MF_OP_LINEAR, .in = N, .out = Q, .count = 3, .matrices = w},
+        {.code = MF_OP_ROTATE, .in = Q, .out = TQ, .dim = dim, .count = heads, .extra = half, .weight = frequencies},
+        {.code = MF_OP_ROTATE, .in = K, .out = TK, .dim = dim, .count = groups, .extra = half - 3, .weight = frequencies},
+        {.code = MF_OP_ATTEND, .in = TQ, .in2 = TK, .in3 = V, .out = A, .dim = dim, .count = heads, .groups = groups,
+         .extra = dim, .window = 4, .f = 0.1f},
+        {.code = MF_OP_ADD, .in = A, .in2 = X, .out = H},
+        {.code = MF_OP_GATED, .kind = MF_SILU, .in = H, .in2 = SLOTS, .out = G, .matrices = w + 3},
+        {.code = MF_OP_SCALE, .kind = MF_FLOAT32, .in = G, .out = S, .dim = width, .f = 1e-6f, .weight = weight},
+        {.code = MF_OP_PART, .in = S, .out = P, .dim = 8, .count = heads, .extra = 5},
+        {.code = MF_OP_ACTIVATE, .kind = MF_SIGMOID, .in = P, .in2 = P, .out = SG},
+        {.code = MF_OP_MULTIPLY, .in = SG, .in2 = P, .out = P},
+        {.code = MF_OP_ACTIVATE, .kind = MF_CAP, .in = P, .out = C, .f = 3.0f},
+        {.code = MF_OP_CHOOSE, .kind = MF_SOFTMAX | MF_RENORMALISE, .in = C, .out = IDS, .dim = heads * 8, .count = 3,
+         .weight = weight}};
+    int64_t offsets[COUNT], floats = 0;
+    for (int r = 0; r < COUNT; r++) {
+        offsets[r] = floats;
+        floats += mf_round_up(widths[r], MF_LANES);
+    }
+    offsets[X] = -1;
+    offsets[C] = -2;
+    offsets[W] = -3;
+    float *capped = malloc((size_t)(rows * heads * 8) * 4), *weights = malloc((size_t)rows * 3 * 4);
+    float *const arrays[3] = {x, capped, weights};
+    const size_t held = (size_t)(groups * capacity * dim);
+    mf_timeline lines[2];
+    for (int b = 0; b < 2; b++)
+        lines[b] = (mf_timeline){stored(held, 16, type), stored(held, 17, type), capacity * dim, capacity * dim, capacity, 5 + b,
+                                 3 - b, type};
+    const int32_t positions[6] = {5, 6, 7, 6, 7, 8};
+    const mf_program p = {ops, widths, offsets, sizeof ops / sizeof *ops, COUNT, floats};
+    const int bad = mf_run(&p, rows, 2, arrays, positions, lines);
+    note(capped, 5 * heads * 8); /* the last row is padding */
+    note(weights, 5 * 3);
+    for (int b = 0; b < 2; b++) {
+        note((const float *)(const void *)lines[b].k, groups * capacity * dim * (type == MF_FLOAT32 ? 2 : 1) / 2);
+        free(lines[b].k);
+        free(lines[b].v);
+    }
+    for (int i = 0; i < 6; i++) release(w[i]);
+    free(weight);
+    free(frequencies);
+    free(x);
+    free(capped);
+    free(weights);
     return bad;
 }
 
@@ -133,7 +209,10 @@ int main(void) {
         }
         for (int ring = 0; ring < 2; ring++)
             for (int64_t window = 0; window < 8; window += 7)
-                bad |= attention(64, 64, window, ring) | attention(20, 36, window, ring) | attention(7, 80, window, ring);
+                for (int32_t type = MF_BFLOAT16; type <= MF_FLOAT16; type++)
+                    bad |= attention(64, 64, window, ring, type) | attention(20, 36, window, ring, type) |
+                           attention(7, 80, window, ring, type);
+        bad |= program(MF_BFLOAT16) | program(MF_FLOAT32) | program(MF_FLOAT16);
         bad |= norms_and_turns(50, 5) | norms_and_turns(64, 40);
         printf("%s %016llx\n", mf_variant_name(v), (unsigned long long)digest);
     }

@@ -115,7 +115,8 @@ static int same_layout(const mf_layout *a, const mf_layout *b) {
     return a->bits == b->bits && a->group == b->group && a->in == b->in;
 }
 
-static int linear_all(const mf_matrix *w, int64_t count, const float *x, int64_t rows, float *const *y) {
+int mf_linear_all(const mf_matrix *w, int64_t count, const float *x, int64_t rows, float *const *y) {
+    if (count < 1 || count > MF_MATRICES || rows < 0) return MF_BAD_SHAPE;
     mf_layout layouts[MF_MATRICES];
     part parts[MF_MATRICES];
     int64_t items = 0, bytes = 0, outputs = 0, offsets[MF_MATRICES];
@@ -142,9 +143,8 @@ static int linear_all(const mf_matrix *w, int64_t count, const float *x, int64_t
 
 /* y[i] (rows, out of w[i]) = x (rows, in) w[i]T, for up to MF_MATRICES matrices of the same input. */
 MF_EXPORT int mf_linear(const mf_matrix *w, int64_t count, const float *x, int64_t rows, float *const *y) {
-    if (count < 1 || count > MF_MATRICES || rows < 0) return MF_BAD_SHAPE;
     mf_pool_enter();
-    const int result = linear_all(w, count, x, rows, y);
+    const int result = mf_linear_all(w, count, x, rows, y);
     mf_pool_leave();
     return result;
 }
@@ -177,20 +177,22 @@ static void attend_item(void *context, int64_t item, int worker) {
     mf_active->attend(a, item / blocks, first, last, job->scratch + worker * mf_scratch_floats(a));
 }
 
-/* Causal attention of one timeline; every query must see at least its own key. */
-MF_EXPORT int mf_attend(const mf_attention *a) {
+int mf_attend_all(const mf_attention *a) {
     if (a->groups < 1 || a->heads % a->groups || a->key_start > a->query_start || a->window < 0 || a->ring < 0 ||
         (a->ring && a->span > a->ring) || a->span < a->query_start + a->length - a->key_start)
         return MF_BAD_SHAPE;
-    mf_pool_enter();
-    int result = MF_NO_MEMORY;
     mf_attending job = {a, (float *)mf_arena(mf_pool_threads() * mf_scratch_floats(a) * 4), MF_PAIRS};
-    if (job.scratch) {
-        const int64_t pairs = a->heads / a->groups * a->length;
-        while (job.each > 1 && a->groups * pairs / job.each < 2 * mf_pool_threads()) job.each /= 2;
-        mf_pool_run(attend_item, &job, a->groups * ((pairs + job.each - 1) / job.each));
-        result = MF_OK;
-    }
+    if (!job.scratch) return MF_NO_MEMORY;
+    const int64_t pairs = a->heads / a->groups * a->length;
+    while (job.each > 1 && a->groups * pairs / job.each < 2 * mf_pool_threads()) job.each /= 2;
+    mf_pool_run(attend_item, &job, a->groups * ((pairs + job.each - 1) / job.each));
+    return MF_OK;
+}
+
+/* Causal attention of one timeline; every query must see at least its own key. */
+MF_EXPORT int mf_attend(const mf_attention *a) {
+    mf_pool_enter();
+    const int result = mf_attend_all(a);
     mf_pool_leave();
     return result;
 }

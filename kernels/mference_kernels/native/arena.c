@@ -4,17 +4,25 @@
 
 #include "work.h"
 
-static uint8_t *held;
-static int64_t held_bytes;
+typedef struct {
+    uint8_t *held;
+    int64_t bytes;
+} room;
 
-uint8_t *mf_arena(int64_t bytes) {
-    if (bytes <= held_bytes) return held;
+static room scratch, registers;
+
+static uint8_t *at_least(room *r, int64_t bytes) {
+    if (bytes <= r->bytes) return r->held;
     void *fresh = NULL;
-    free(held);
-    held = NULL;
-    held_bytes = 0;
+    free(r->held);
+    r->held = NULL;
+    r->bytes = 0;
     if (posix_memalign(&fresh, 64, (size_t)mf_round_up(bytes, 4096))) return NULL;
-    held = fresh;
-    held_bytes = mf_round_up(bytes, 4096);
-    return held;
+    r->held = fresh;
+    r->bytes = mf_round_up(bytes, 4096);
+    return r->held;
 }
+
+uint8_t *mf_arena(int64_t bytes) { return at_least(&scratch, bytes); }
+
+uint8_t *mf_registers(int64_t bytes) { return at_least(&registers, bytes); }

@@ -20,7 +20,6 @@ typedef float mf_v4 __attribute__((vector_size(16), aligned(4), may_alias));
 
 #define MF_FAINT -64.0f /* scores so far below the largest weigh nothing; subnormal products would be slow */
 #define MF_QUAD 4   /* pairs that share a load of a key or value */
-#define MF_BLOCK 64 /* keys that all pairs meet before the next are read */
 
 typedef struct {
     int64_t first, last; /* keys seen, counted from key_start: first .. last - 1 */
@@ -112,49 +111,63 @@ MF_INLINE float mf_softmax(float *scores, int64_t first, int64_t last, int64_t p
     return mf_tree4(lane);
 }
 
-/* The last key of the block that starts at key j: at most MF_BLOCK, and not past a ring's end. `row` is key j's row. */
+/* The last key of the block that starts at key j, not past a ring's end. `row` is key j's row. */
 MF_INLINE int64_t mf_block_end(const mf_attention *a, int64_t j, int64_t to, int64_t *row) {
     *row = a->ring ? (a->key_start + j) % a->ring : j;
-    const int64_t end = mf_least(j + MF_BLOCK, to);
+    const int64_t end = mf_least(j + (a->type == MF_FLOAT32 ? MF_BLOCK : MF_HALF_BLOCK), to);
     return a->ring ? mf_least(end, j + a->ring - *row) : end;
+}
+
+/* `rows` rows of `dim` values from row `row` of `type`, in float32: where they lie, or widened into `room`. */
+MF_INLINE const float *mf_float_rows(const uint8_t *from, int32_t type, int64_t row, int64_t rows, int64_t dim, float *room) {
+    if (type == MF_FLOAT32) return (const float *)(const void *)from + row * dim;
+    const uint16_t *half = (const uint16_t *)(const void *)from + row * dim;
+    if (type == MF_FLOAT16)
+        for (int64_t i = 0; i < rows * dim; i++) room[i] = mf_half(half[i]);
+    else
+        for (int64_t i = 0; i < rows * dim; i++) room[i] = mf_float_of((uint32_t)half[i] << 16);
+    return room;
 }
 
 MF_INLINE void mf_attend_body(const mf_attention *a, int64_t group, int64_t first, int64_t last, float *scratch) {
     const int64_t share = a->heads / a->groups, padded = mf_round_up(a->dim, MF_LANES);
     const int64_t stride = mf_round_up(a->span, MF_LANES), count = last - first;
-    const float *k = a->k + group * a->k_stride, *v = a->v + group * a->v_stride;
+    const int64_t bytes = mf_companion_bytes(a->type);
+    const uint8_t *k = a->k + group * a->k_stride * bytes, *v = a->v + group * a->v_stride * bytes;
     float *q = scratch, *scores = scratch + MF_PAIRS * padded, totals[MF_PAIRS];
+    float *room = scores + MF_PAIRS * stride;
     mf_pair pairs[MF_PAIRS];
     int64_t from = INT64_MAX, to = 0, row;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t query = (first + i) / share, at = (group * share + (first + i) % share) * a->length + query;
+        const int64_t query = (first + i) / share, head = group * share + (first + i) % share;
+        const float *from_q = a->q + head * a->q_head + query * a->q_row;
         pairs[i].last = a->query_start + query + 1 - a->key_start;
         pairs[i].first = a->window ? mf_most(0, pairs[i].last - a->window) : 0;
-        pairs[i].out = a->out + at * a->value_dim;
+        pairs[i].out = a->out + head * a->out_head + query * a->out_row;
         memset(pairs[i].out, 0, (size_t)a->value_dim * 4);
-        for (int64_t d = 0; d < padded; d++) q[i * padded + d] = d < a->dim ? a->q[at * a->dim + d] * a->scale : 0.0f;
+        for (int64_t d = 0; d < padded; d++) q[i * padded + d] = d < a->dim ? from_q[d] * a->scale : 0.0f;
         from = mf_least(from, pairs[i].first);
         to = mf_most(to, pairs[i].last);
     }
     for (int64_t j = from, end; j < to; j = end) {
         end = mf_block_end(a, j, to, &row);
+        const float *keys = mf_float_rows(k, a->type, row, end - j, a->dim, room) - j * a->dim;
         int64_t i = 0;
         for (; i + MF_QUAD <= count; i += MF_QUAD)
             for (int64_t n = j; n < end; n++)
-                mf_scores(q + i * padded, k + (row + n - j) * a->dim, a->dim, padded, scores + i * stride + n, stride,
-                          MF_QUAD);
+                mf_scores(q + i * padded, keys + n * a->dim, a->dim, padded, scores + i * stride + n, stride, MF_QUAD);
         for (; i + 2 <= count; i += 2)
             for (int64_t n = j; n < end; n++)
-                mf_scores(q + i * padded, k + (row + n - j) * a->dim, a->dim, padded, scores + i * stride + n, stride, 2);
+                mf_scores(q + i * padded, keys + n * a->dim, a->dim, padded, scores + i * stride + n, stride, 2);
         for (; i < count; i++)
             for (int64_t n = j; n < end; n++)
-                mf_scores(q + i * padded, k + (row + n - j) * a->dim, a->dim, padded, scores + i * stride + n, stride, 1);
+                mf_scores(q + i * padded, keys + n * a->dim, a->dim, padded, scores + i * stride + n, stride, 1);
     }
     for (int64_t i = 0; i < count; i++)
         totals[i] = mf_softmax(scores + i * stride, pairs[i].first, pairs[i].last, a->key_start % MF_LANES);
     for (int64_t j = from, end; j < to; j = end) {
         end = mf_block_end(a, j, to, &row);
-        const float *values = v + (row - j) * a->value_dim;
+        const float *values = mf_float_rows(v, a->type, row, end - j, a->value_dim, room) - j * a->value_dim;
         int64_t i = 0;
         for (; i + MF_QUAD <= count; i += MF_QUAD)
             mf_values(pairs + i, scores + i * stride, stride, values, a->value_dim, j, end, MF_QUAD);

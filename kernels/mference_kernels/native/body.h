@@ -90,14 +90,40 @@ MF_INLINE float mf_exp(float z) {
     return mf_float_of(mf_bits_of(p + 1.0f) + ((mf_bits_of(shifted) - 0x4b400000u) << 23));
 }
 
+/* tanh(z), odd, without the loss of digits of small z: from e^2z - 1, whose last sum is taken apart. */
+MF_INLINE float mf_tanh(float z) {
+    float twice = z + z;
+    twice = twice < -20.0f ? -20.0f : twice;
+    twice = twice > 20.0f ? 20.0f : twice;
+    const float shifted = twice * 1.44269504f + MF_ROUND;
+    const float n = shifted - MF_ROUND;
+    const float r = (twice - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = (p * r) * r + r;
+    const float power = mf_float_of((mf_bits_of(shifted) - 0x4b400000u + 127u) << 23);
+    const float less = p * power + (power - 1.0f);
+    return less / (less + 2.0f);
+}
+
+/* out = f(gate) * up; for MF_CAP up holds one number, and out = up * tanh(gate / up). */
 MF_INLINE void mf_activate_body(int32_t kind, const float *gate, const float *up, float *out, int64_t count) {
     if (kind == MF_GELU_TANH) {
         for (int64_t i = 0; i < count; i++) {
             const float x = gate[i], inner = 1.59576912f * (x + ((0.044715f * x) * x) * x);
             out[i] = (x / (1.0f + mf_exp(-inner))) * up[i];
         }
-    } else {
+    } else if (kind == MF_SILU) {
         for (int64_t i = 0; i < count; i++) out[i] = (gate[i] / (1.0f + mf_exp(-gate[i]))) * up[i];
+    } else if (kind == MF_SIGMOID) {
+        for (int64_t i = 0; i < count; i++) out[i] = (1.0f / (1.0f + mf_exp(-gate[i]))) * up[i];
+    } else {
+        const float cap = *up;
+        for (int64_t i = 0; i < count; i++) out[i] = cap * mf_tanh(gate[i] / cap);
     }
 }
 

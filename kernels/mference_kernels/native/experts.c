@@ -193,11 +193,8 @@ static int run_block(mf_block *b, const float *x, const int32_t *slots, int64_t 
     return MF_OK;
 }
 
-/* down(activation(gate(x)) * up(x)) of each (row, choice) pair. `w` holds gate, up [slots, inner, in] and down
-   [slots, out, inner]. With `table`, slot s lies at table[9 s ..]: codes, scales, biases of gate, up, down, and the
-   pointers of `w` are not used. y is (rows, choices, out), or with `weights` (rows, choices) their sum (rows, out). */
-MF_EXPORT int mf_experts(const mf_matrix *w, const void *const *table, const float *x, const int32_t *slots, int64_t rows,
-                         int64_t choices, int32_t activation, const float *weights, float *y) {
+int mf_experts_all(const mf_matrix *w, const void *const *table, const float *x, const int32_t *slots, int64_t rows,
+                   int64_t choices, int32_t activation, const float *weights, float *y) {
     mf_layout layouts[3];
     for (int i = 0; i < 3; i++)
         if (mf_lay_out(w + i, layouts + i) || w[i].slots != w[0].slots) return MF_BAD_SHAPE;
@@ -214,8 +211,16 @@ MF_EXPORT int mf_experts(const mf_matrix *w, const void *const *table, const flo
                       .weights = weights,
                       .choices = choices,
                       .activation = activation};
+    return run_block(&block, x, slots, rows, y);
+}
+
+/* down(activation(gate(x)) * up(x)) of each (row, choice) pair. `w` holds gate, up [slots, inner, in] and down
+   [slots, out, inner]. With `table`, slot s lies at table[9 s ..]: codes, scales, biases of gate, up, down, and the
+   pointers of `w` are not used. y is (rows, choices, out), or with `weights` (rows, choices) their sum (rows, out). */
+MF_EXPORT int mf_experts(const mf_matrix *w, const void *const *table, const float *x, const int32_t *slots, int64_t rows,
+                         int64_t choices, int32_t activation, const float *weights, float *y) {
     mf_pool_enter();
-    const int result = run_block(&block, x, slots, rows, y);
+    const int result = mf_experts_all(w, table, x, slots, rows, choices, activation, weights, y);
     mf_pool_leave();
     return result;
 }

@@ -25,7 +25,7 @@
 
 enum { MF_OK = 0, MF_BAD_SLOT = -1, MF_NO_MEMORY = -2, MF_BAD_SHAPE = -3 };
 enum { MF_BFLOAT16 = 0, MF_FLOAT32 = 1, MF_FLOAT16 = 2 };
-enum { MF_GELU_TANH = 0, MF_SILU = 1 };
+enum { MF_GELU_TANH = 0, MF_SILU = 1, MF_SIGMOID = 2, MF_CAP = 3 }; /* the first two are those of routed blocks */
 
 /* A matrix [out, in] of packed codes, rows one after another; w = code * scale + bias per `group` inputs.
    No alignment is assumed: rows may lie in a mapped file. */
@@ -55,15 +55,18 @@ typedef struct {
     int64_t count;
 } mf_rows;
 
-/* One attention call: float32, rows of q (H, L, D), k (G, S, D), v (G, S, E), out (H, L, E). */
+/* One attention call: float32 rows of q (H, L, D) and out (H, L, E), keys (G, S, D) and values (G, S, E) of `type`. */
 typedef struct {
-    const float *q, *k, *v;
+    const float *q;
+    const uint8_t *k, *v;
     float *out;
     int64_t heads, groups, length, span, dim, value_dim;
-    int64_t query_start, key_start, window; /* token positions; window 0 sees everything before */
-    int64_t k_stride, v_stride;             /* floats from one head's keys or values to the next */
-    int64_t ring;                           /* rows of a ring: position p lies in row p mod ring; 0: row p - key_start */
+    int64_t query_start, key_start, window;     /* token positions; window 0 sees everything before */
+    int64_t k_stride, v_stride;                 /* values from one head's keys or values to the next */
+    int64_t ring;                               /* rows of a ring: position p lies in row p mod ring; 0: row p - key_start */
+    int64_t q_head, q_row, out_head, out_row;   /* floats from one head or row to the next */
     float scale;
+    int32_t type; /* of keys and values */
 } mf_attention;
 
 typedef struct {
@@ -113,11 +116,12 @@ MF_INLINE float mf_float_of(uint32_t bits) {
     return value;
 }
 
-/* The value of an IEEE half-precision number, exactly. */
+/* The value of an IEEE half-precision number, exactly; no branches, so that loops of it are vector code. */
 MF_INLINE float mf_half(uint32_t half) {
     const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
-    if (rest < 0x400u) return mf_float_of(sign | mf_bits_of((float)rest * 0x1p-24f));
-    return mf_float_of(sign | ((rest << 13) + (rest < 0x7c00u ? 112u << 23 : 224u << 23)));
+    const uint32_t tiny = mf_bits_of((float)(int32_t)rest * 0x1p-24f);
+    const uint32_t wide = (rest << 13) + (rest < 0x7c00u ? 112u << 23 : 224u << 23);
+    return mf_float_of(sign | (rest < 0x400u ? tiny : wide));
 }
 
 /* The companion of group g of a row that starts at `row`. */
@@ -148,10 +152,13 @@ MF_INLINE void mf_by_blocks(mf_product product, const mf_matrix *w, const mf_lay
     }
 }
 
-#define MF_PAIRS 16 /* most (query, head) pairs of one call of `attend` */
+#define MF_PAIRS 16      /* most (query, head) pairs of one call of `attend` */
+#define MF_BLOCK 64      /* keys that all pairs meet before the next are read */
+#define MF_HALF_BLOCK 16 /* the same where keys are widened first */
 
 MF_INLINE int64_t mf_scratch_floats(const mf_attention *a) {
-    return MF_PAIRS * (mf_round_up(a->dim, MF_LANES) + mf_round_up(a->span, MF_LANES) + 2 * MF_LANES);
+    const int64_t widened = a->type == MF_FLOAT32 ? 0 : MF_HALF_BLOCK * mf_round_up(mf_most(a->dim, a->value_dim), 2 * MF_LANES);
+    return MF_PAIRS * (mf_round_up(a->dim, MF_LANES) + mf_round_up(a->span, MF_LANES) + 2 * MF_LANES) + widened;
 }
 
 /* Sum of the 16 accumulators of an output, in the contract's order: halves, quarters, eighths, pair. */

@@ -3,13 +3,34 @@
 
 #include "work.h"
 
-#define ROWS_PER_ITEM 16
+#define SPAN_FLOATS 16384 /* work of one item */
+
+typedef struct {
+    mf_span_task task;
+    void *context;
+    int64_t count, per;
+} spanning;
+
+static void span_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const spanning *job = context;
+    job->task(job->context, item * job->per, mf_least((item + 1) * job->per, job->count));
+}
+
+void mf_spans(mf_span_task task, void *context, int64_t count, int64_t each) {
+    spanning job = {task, context, count, mf_most(1, SPAN_FLOATS / mf_most(1, each))};
+    if (count < 2 * job.per) {
+        if (count > 0) task(context, 0, count);
+    } else {
+        mf_pool_run(span_item, &job, (count + job.per - 1) / job.per);
+    }
+}
 
 typedef struct {
     const float *x;
     const uint8_t *weight;
     float *y;
-    int64_t rows, dim;
+    int64_t dim;
     float divisor, eps;
     int32_t type;
 } norming;
@@ -27,11 +48,9 @@ MF_INLINE void norm_row(const norming *job, const float *x, float *y, const int3
         for (d = 0; d < job->dim; d++) y[d] = x[d] * scale;
 }
 
-static void norm_item(void *context, int64_t item, int worker) {
-    (void)worker;
+static void norm_rows(void *context, int64_t first, int64_t last) {
     const norming *job = context;
-    const int64_t last = mf_least((item + 1) * ROWS_PER_ITEM, job->rows);
-    for (int64_t row = item * ROWS_PER_ITEM; row < last; row++) {
+    for (int64_t row = first; row < last; row++) {
         const float *x = job->x + row * job->dim;
         float *y = job->y + row * job->dim;
         if (job->type == MF_BFLOAT16)
@@ -43,12 +62,17 @@ static void norm_item(void *context, int64_t item, int worker) {
     }
 }
 
+void mf_norm_all(const float *x, const uint8_t *weight, int32_t type, int64_t rows, int64_t dim, float divisor, float eps,
+                 float *y) {
+    norming job = {x, weight, y, dim, divisor, eps, type};
+    mf_spans(norm_rows, &job, rows, dim);
+}
+
 /* y = x / sqrt(sum of x^2 / divisor + eps), times `weight` (dim) of `type` unless it is NULL; rows (rows, dim). */
 MF_EXPORT int mf_norm(const float *x, const uint8_t *weight, int32_t type, int64_t rows, int64_t dim, float divisor,
                       float eps, float *y) {
-    norming job = {x, weight, y, rows, dim, divisor, eps, type};
     mf_pool_enter();
-    mf_pool_run(norm_item, &job, (rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
+    mf_norm_all(x, weight, type, rows, dim, divisor, eps, y);
     mf_pool_leave();
     return MF_OK;
 }
@@ -79,41 +103,56 @@ static void turn(float angle, float *cosine, float *sine) {
 }
 
 typedef struct {
-    const float *x;
+    const float *x, *frequencies;
+    const int32_t *positions;
     float *y, *turns;
-    int64_t heads, length, dim, half;
+    int64_t heads, length, dim, half; /* length 0: heads lie together, (rows, heads, dim) */
 } rotating;
 
-static void rotate_item(void *context, int64_t item, int worker) {
-    (void)worker;
+static void turn_rows(void *context, int64_t first, int64_t last) {
     const rotating *job = context;
-    const int64_t half = job->half, row = item % (job->heads * job->length) % job->length;
-    const float *cosine = job->turns + 2 * half * (item / (job->heads * job->length) * job->length + row);
-    const float *sine = cosine + half, *a = job->x + item * job->dim, *b = a + half;
-    float *y = job->y + item * job->dim;
-    for (int64_t i = 0; i < half; i++) y[i] = a[i] * cosine[i] - b[i] * sine[i];
-    for (int64_t i = 0; i < half; i++) y[half + i] = b[i] * cosine[i] + a[i] * sine[i];
-    for (int64_t i = 2 * half; i < job->dim; i++) y[i] = a[i];
+    for (int64_t row = first; row < last; row++)
+        for (int64_t i = 0; i < job->half; i++) {
+            float *at = job->turns + 2 * job->half * row + i;
+            turn((float)job->positions[row] * job->frequencies[i], at, at + job->half);
+        }
+}
+
+static void rotate_heads(void *context, int64_t first, int64_t last) {
+    const rotating *job = context;
+    const int64_t half = job->half, length = job->length;
+    for (int64_t item = first; item < last; item++) {
+        const int64_t row = length ? item / (job->heads * length) * length + item % length : item / job->heads;
+        const float *cosine = job->turns + 2 * half * row, *sine = cosine + half, *a = job->x + item * job->dim, *b = a + half;
+        float *y = job->y + item * job->dim;
+        for (int64_t i = 0; i < half; i++) y[i] = a[i] * cosine[i] - b[i] * sine[i];
+        for (int64_t i = 0; i < half; i++) y[half + i] = b[i] * cosine[i] + a[i] * sine[i];
+        for (int64_t i = 2 * half; i < job->dim; i++) y[i] = a[i];
+    }
+}
+
+static int rotate_all(rotating *job, int64_t rows) {
+    if (job->half < 0 || 2 * job->half > job->dim) return MF_BAD_SHAPE;
+    job->turns = (float *)mf_arena(rows * job->half * 8 + 8);
+    if (!job->turns) return MF_NO_MEMORY;
+    mf_spans(turn_rows, job, rows, 8 * job->half);
+    mf_spans(rotate_heads, job, rows * job->heads, job->dim);
+    return MF_OK;
+}
+
+int mf_rotate_all(const float *x, const int32_t *positions, const float *frequencies, int64_t rows, int64_t heads,
+                  int64_t dim, int64_t half, float *y) {
+    rotating job = {x, frequencies, positions, y, NULL, heads, 0, dim, half};
+    return rotate_all(&job, rows);
 }
 
 /* Rotate pairs (i, i + half) of the first 2 * half features of rows x (batch, heads, length, dim) by position * frequency;
    positions are (batch, length). */
 MF_EXPORT int mf_rope(const float *x, const int32_t *positions, const float *frequencies, int64_t batch, int64_t heads,
                       int64_t length, int64_t dim, int64_t half, float *y) {
-    if (2 * half > dim) return MF_BAD_SHAPE;
+    rotating job = {x, frequencies, positions, y, NULL, heads, length, dim, half};
     mf_pool_enter();
-    rotating job = {x, y, (float *)mf_arena(batch * length * half * 8 + 8), heads, length, dim, half};
-    if (job.turns) {
-        for (int64_t row = 0; row < batch * length; row++)
-            for (int64_t i = 0; i < half; i++) {
-                float *at = job.turns + 2 * half * row + i;
-                turn((float)positions[row] * frequencies[i], at, at + half);
-            }
-        if (length < ROWS_PER_ITEM)
-            for (int64_t item = 0; item < batch * heads * length; item++) rotate_item(&job, item, 0);
-        else
-            mf_pool_run(rotate_item, &job, batch * heads * length);
-    }
+    const int result = length ? rotate_all(&job, batch * length) : MF_OK;
     mf_pool_leave();
-    return job.turns ? MF_OK : MF_NO_MEMORY;
+    return result;
 }
