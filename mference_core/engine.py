@@ -11,6 +11,7 @@ from mlx.utils import tree_map
 
 from mference_core.arch import Arch
 from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
+from mference_core.cuts import Cuts
 from mference_core.errors import NumericError, RequestError, UsageError
 from mference_core.experts.mapped_files import MappedFiles
 from mference_core.experts.mapping import MappedExperts
@@ -141,7 +142,7 @@ class Engine:
     experts: tuple[LayerExperts | None, ...]
     layout: KVLayout
     memory: MemoryPlan
-    chunk: int
+    cuts: Cuts
     dtype: str
     weights: Weights
     prefill_step: StepFunction
@@ -187,7 +188,7 @@ class Engine:
             experts=experts,
             layout=layout,
             memory=plan,
-            chunk=min(options.chunk, layout.context),
+            cuts=Cuts.of(layout, min(options.chunk, layout.context)),
             dtype=dtype,
             weights=weights,
             prefill_step=family.hooks.mference_prefill_step() or advance,
@@ -195,6 +196,11 @@ class Engine:
             reader=reader,
             files=files,
         )
+
+    @property
+    def chunk(self) -> int:
+        """Most tokens of a timeline that one call takes."""
+        return self.cuts.chunk_tokens
 
     @property
     def context(self) -> int:
@@ -234,9 +240,16 @@ class Engine:
 
     def forward_array(self, session: Session, token: mx.array) -> mx.array:
         """Take one token that may not be computed yet; return logits (V,). The caller then calls `settle` with it."""
-        logits = self._run([session], token.reshape(1, 1).astype(mx.int32), [[]])
+        return self.forward_arrays([session], token)[0]
+
+    def forward_arrays(self, sessions: Sequence[Session], tokens: mx.array) -> mx.array:
+        """Take a token of each session, (B,) and perhaps not computed yet; return logits (B, V).
+
+        The caller then calls `settle` of each session with its token, or `recover`.
+        """
+        logits = self._run(sessions, tokens.reshape(-1, 1).astype(mx.int32), [[]] * len(sessions))
         assert logits is not None
-        return logits[0]
+        return logits
 
     def _run(
         self,

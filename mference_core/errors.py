@@ -107,10 +107,11 @@ class RequestError(MferenceError):
     exit_code: ClassVar[int] = 2
 
 
+@frozen(kw_only=True, str=False)
 class Busy(MferenceError):
     """The queue is full; `retry_after_seconds` says when to ask again."""
 
-    retry_after_seconds: ClassVar[int] = 1
+    retry_after_seconds: int = 1
 
 
 class CannotRewind(MferenceError):

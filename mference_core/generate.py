@@ -2,19 +2,27 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
 
 import mlx.core as mx
 from attrs import define, field, frozen
 
 from mference_core.chat.format import Event, StreamDecoder, Text, ToolCall
-from mference_core.errors import NumericError, RequestError
-from mference_core.sampling import Sampler, SamplingOptions, greedy
+from mference_core.engine import Engine
+from mference_core.errors import MferenceError, NumericError, RequestError
+from mference_core.rows import Row, make_tokens, take_tokens
+from mference_core.sampling import Sampler, SamplingOptions
 from mference_core.session import Session
 from mference_core.stops import StopMatcher, check_stops
 
-STOP_STRING, MAX_TOKENS, CANCELLED = "stop_string", "max_tokens", "cancelled"
-FINISH = {"eos": "stop", "end_of_turn": "stop", STOP_STRING: "stop", MAX_TOKENS: "length", "tool_calls": "tool_calls"}
+STOP_STRING, MAX_TOKENS, CANCELLED, DEADLINE = "stop_string", "max_tokens", "cancelled", "deadline"
+FINISH = {
+    "eos": "stop",
+    "end_of_turn": "stop",
+    STOP_STRING: "stop",
+    MAX_TOKENS: "length",
+    DEADLINE: "length",
+    "tool_calls": "tool_calls",
+}
 """Why generation ended -> the usual `finish_reason`."""
 
 ENDED = ("eos", "end_of_turn")
@@ -57,67 +65,27 @@ class Figures:
 
 
 @define(kw_only=True, eq=False)
-class Generation:
-    """One answer; iterate it for events, then read `reason`, `token_ids`, `text`, `calls` and `figures`.
+class Answer:
+    """One answer as it grows: tokens in, events out; then `reason`, `token_ids`, `text` and `calls` say what it was.
 
-    `prompt` is the whole token history wanted; what the session already holds of it is not computed again.
     `stop_ids` maps ids to reasons; a stop token counts but has no text. Stop strings are looked for in visible text.
-    Without a `decoder` there are no events, only `token_ids`.
-    Closing the iterator early keeps the session usable.
+    Without a `decoder` there are no events, only `token_ids`. It has at most `limit` tokens.
     """
 
-    session: Session
-    prompt: Sequence[int]
     options: GenerateOptions
     stop_ids: Mapping[int, str] = field(factory=dict)
     decoder: StreamDecoder | None = None
-    progress: Callable[[int], None] | None = None
+    limit: int = field(init=False)
     token_ids: list[int] = field(factory=list, init=False)
     text: str = field(default="", init=False)
     calls: list[ToolCall] = field(factory=list, init=False)
     reason: str = field(default=CANCELLED, init=False)
-    figures: Figures = field(factory=Figures, init=False)
+    ended: bool = field(default=False, init=False)
+    _matcher: StopMatcher = field(init=False, repr=False)
 
-    def __iter__(self) -> Iterator[Event]:
-        matcher = StopMatcher(stops=self.options.stop)
-        for token in self._tokens():
-            self.token_ids.append(token)
-            if token in self.stop_ids:
-                self.reason = self.stop_ids[token]
-                break
-            yield from self._shown(self.decoder.push(token) if self.decoder else [], matcher)
-            if matcher.stopped:
-                self.reason = STOP_STRING
-                break
-        else:
-            self.reason = MAX_TOKENS
-        if not matcher.stopped:
-            yield from self._shown(self.decoder.finish(self.reason) if self.decoder else [], matcher)
-            if matcher.stopped:
-                self.reason = STOP_STRING
-            yield from self._release(matcher)
-
-    def _shown(self, events: Sequence[Event], matcher: StopMatcher) -> Iterator[Event]:
-        for event in events:
-            if isinstance(event, Text):
-                text = matcher.push(event.text)
-                self.text += text
-                if text:
-                    yield Text(text)
-                if matcher.stopped:
-                    return
-                continue
-            yield from self._release(matcher)
-            if isinstance(event, ToolCall):
-                self.calls.append(event)
-            yield event
-
-    def _release(self, matcher: StopMatcher) -> Iterator[Event]:
-        """Yield text that was held back as the start of a stop string and is none."""
-        text = matcher.finish()
-        self.text += text
-        if text:
-            yield Text(text)
+    def __attrs_post_init__(self) -> None:
+        self.limit = self.options.max_new
+        self._matcher = StopMatcher(stops=self.options.stop)
 
     @property
     def finish_reason(self) -> str:
@@ -126,69 +94,108 @@ class Generation:
             return "tool_calls"
         return FINISH.get(self.reason, self.reason)
 
-    def _tokens(self) -> Iterator[int]:
-        """Yield sampled tokens, at most as many as asked for and as fit the context."""
-        session, options = self.session, self.options
-        room = session.engine.context - len(self.prompt)
-        if room < 1:
-            limit = session.engine.context
-            raise RequestError(
-                what="prompt",
-                got=f"{len(self.prompt)} tokens",
-                expected=f"at most {limit - 1} in a context of {limit}",
-                remedy="shorten it or raise --max-context",
-            )
-        if not self.prompt:
-            raise RequestError(what="prompt", got="empty", expected="at least one token")
+    def push(self, token: int) -> list[Event]:
+        """Take the next token and return what it completes; `ended` says whether it was the last."""
+        self.token_ids.append(token)
+        if token in self.stop_ids:
+            return self.end(self.stop_ids[token])
+        events = self._shown(self.decoder.push(token) if self.decoder else [])
+        if self._matcher.stopped:
+            self.reason, self.ended = STOP_STRING, True
+        elif len(self.token_ids) >= self.limit:
+            events += self.end(MAX_TOKENS)
+        return events
+
+    def end(self, reason: str) -> list[Event]:
+        """End the answer for `reason` and return what was held back; a stop string in that is the reason instead."""
+        self.reason, self.ended = reason, True
+        known = MAX_TOKENS if reason == DEADLINE else reason
+        events = self._shown(self.decoder.finish(known) if self.decoder else [])
+        if self._matcher.stopped:
+            self.reason = STOP_STRING
+        return events + self._release()
+
+    def _shown(self, events: Sequence[Event]) -> list[Event]:
+        shown: list[Event] = []
+        for event in events:
+            if isinstance(event, Text):
+                text = self._matcher.push(event.text)
+                self.text += text
+                if text:
+                    shown.append(Text(text))
+                if self._matcher.stopped:
+                    break
+                continue
+            shown += self._release()
+            if isinstance(event, ToolCall):
+                self.calls.append(event)
+            shown.append(event)
+        return shown
+
+    def _release(self) -> list[Event]:
+        """Return text that was held back as the start of a stop string and is none."""
+        text = self._matcher.finish()
+        self.text += text
+        return [Text(text)] if text else []
+
+
+@define(kw_only=True, eq=False)
+class Generation(Answer):
+    """An answer that makes its own tokens; iterate it for events, then read what it was, and `figures`.
+
+    `prompt` is the whole token history wanted; what the session already holds of it is not computed again.
+    Closing the iterator early keeps the session usable.
+    """
+
+    session: Session
+    prompt: Sequence[int]
+    progress: Callable[[int], None] | None = None
+    figures: Figures = field(factory=Figures, init=False)
+
+    def __iter__(self) -> Iterator[Event]:
+        for events in self.steps():
+            yield from events
+
+    def steps(self) -> Iterator[list[Event]]:
+        """Yield what each token completes, token by token."""
+        session, figures = self.session, self.figures
+        self.limit = min(self.options.max_new, check_prompt(session.engine, self.prompt))
         cached = session.reuse(self.prompt)
-        self.figures.prompt_tokens, self.figures.cached_tokens = len(self.prompt), cached
-        sampler = Sampler(options=options.sampling, vocab_size=session.engine.graph.vocab_size, prompt=self.prompt)
+        figures.prompt_tokens, figures.cached_tokens = len(self.prompt), cached
+        sampler = Sampler(options=self.options.sampling, vocab_size=session.engine.graph.vocab_size, prompt=self.prompt)
         started = time.perf_counter()
         logits = session.prefill(self.prompt[cached:], self.progress)
         mx.eval(logits)
-        self.figures.prefill_seconds = time.perf_counter() - started
-        limit = min(options.max_new, room)
-        resident = all(held is None or held.source.full for held in session.engine.experts)
-        run = self._ahead if options.sampling.plain_greedy and resident else self._in_step
-        started, first = time.perf_counter(), True
-        for token in run(sampler, logits, limit):
-            self.figures.new_tokens += 1
-            if first:
-                started, first = time.perf_counter(), False
-            self.figures.decode_seconds = time.perf_counter() - started
-            yield token
-
-    def _in_step(self, sampler: Sampler, logits: mx.array, limit: int) -> Iterator[int]:
-        for made in range(1, limit + 1):
-            try:
-                token = sampler.sample(logits)
-            except NumericError as error:
-                raise self.session.engine.locate_nonfinite(self.session.tokens) from error
-            yield token
-            if made < limit:
-                logits = self.session.decode(token)
-
-    def _ahead(self, sampler: Sampler, logits: mx.array, limit: int) -> Iterator[int]:
-        """Greedy with everything in memory: the next token's graph is queued before this one is read."""
-        session, none = self.session, sampler.vocab_size
-        coming = _checked_greedy(logits)
-        mx.async_eval(coming)
-        for made in range(1, limit + 1):
-            now = coming
-            if made < limit:
-                coming = _checked_greedy(session.engine.forward_array(session, now))
-                mx.async_eval(coming)
-            token = cast("int", now.item())
-            if token == none:
+        figures.prefill_seconds = time.perf_counter() - started
+        row = Row(session=session, sampler=sampler, left=self.limit, logits=logits)
+        started = 0.0
+        while not self.ended:
+            (token,) = make_tokens(session.engine, [row])
+            if isinstance(token, NumericError):
                 session.recover()
-                raise session.engine.locate_nonfinite(session.tokens)
-            if made < limit:
-                session.settle([token])
-            sampler.accept(token)
-            yield token
+                raise session.engine.locate_nonfinite(session.tokens) from token
+            if isinstance(token, MferenceError):
+                raise token
+            figures.new_tokens += 1
+            started = started or time.perf_counter()
+            figures.decode_seconds = time.perf_counter() - started
+            last = token in self.stop_ids or not row.left
+            if not last:
+                take_tokens(session.engine, [row])
+            yield self.push(token)
 
 
-def _checked_greedy(logits: mx.array) -> mx.array:
-    """Return the best id (lowest on ties), or V where a logit is NaN or plus infinity."""
-    bad = mx.isnan(logits).any() | (logits == mx.inf).any()
-    return mx.where(bad, mx.array(logits.shape[-1], mx.uint32), greedy(logits))
+def check_prompt(engine: Engine, prompt: Sequence[int]) -> int:
+    """Return how many tokens an answer to `prompt` can have; raises `RequestError` for one that cannot be answered."""
+    limit = engine.context
+    if not prompt:
+        raise RequestError(what="prompt", got="empty", expected="at least one token")
+    if len(prompt) >= limit:
+        raise RequestError(
+            what="prompt",
+            got=f"{len(prompt)} tokens",
+            expected=f"at most {limit - 1} in a context of {limit}",
+            remedy="shorten it or raise --max-context",
+        )
+    engine.check_ids(prompt)
+    return limit - len(prompt)

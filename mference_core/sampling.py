@@ -256,10 +256,11 @@ class Sampler:
         return ids[pick(values[:kept], o.temperature, uniform(draw_state(self.seed, self.count)))]
 
 
-def sample_rows(samplers: Sequence[Sampler], logits: mx.array) -> list[int | NumericError]:
+def sample_rows(samplers: Sequence[Sampler], logits: mx.array | Sequence[mx.array]) -> list[int | NumericError]:
     """Choose one token per row with one evaluation; each row comes out as if it were alone.
 
-    Shapes: logits (B, V). A row that cannot be sampled gives its error as the value and leaves its sampler as it was.
+    Shapes: logits (B, V), or B of (V,). A row that cannot be sampled gives its error as the value and leaves its sampler
+    as it was.
     """
     plans = [sampler._plan(row) for sampler, row in zip(samplers, logits, strict=True)]  # noqa: SLF001
     mx.eval([array for faults, choice, _ in plans for array in (faults, choice)])

@@ -71,13 +71,13 @@ class Session:
         self.recover()
         self.check_room(len(tokens))
         self.engine.check_ids(tokens)
-        chunk, logits = self.engine.chunk, None
-        for start in range(0, len(tokens), chunk):
-            part = tokens[start : start + chunk]
-            last = start + len(part) == len(tokens)
-            logits = self.engine.forward([self], [part], want_logits=last, observe=observe)
+        first, done, logits = self.length, 0, None
+        while done < len(tokens):
+            end = self.engine.cuts.end(first + done, first + len(tokens)) - first
+            logits = self.engine.forward([self], [tokens[done:end]], want_logits=end == len(tokens), observe=observe)
+            done = end
             if progress is not None:
-                progress(start + len(part))
+                progress(done)
         assert logits is not None
         return logits[0]
 

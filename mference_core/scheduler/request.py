@@ -3,29 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import mlx.core as mx
 from attrs import field, frozen
 
 from mference_core.chat.format import Event, StreamDecoder
 from mference_core.errors import MferenceError
 from mference_core.generate import Figures, GenerateOptions
+from mference_core.rows import Constraint
 from mference_core.sampling import LogProbs
 
-
-class Constraint(Protocol):
-    """A grammar that one answer must follow, advanced token by token. Belongs to one request."""
-
-    def allowed(self) -> mx.array | None:
-        """Return which ids may come next, (V,) bool, or None where every id may."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """Take the chosen id, one of those allowed."""
-        ...
-
-    def finished(self) -> bool:
-        """Say whether the answer is complete and nothing but a stop id may follow."""
-        ...
+__all__ = ["Constraint", "Deliver", "Delivery", "Outcome", "Prefilled", "Request", "Sampled", "Scheduling", "Ticket"]
 
 
 @frozen(kw_only=True)
@@ -65,7 +51,7 @@ class Sampled:
 class Outcome:
     """How a request ended; always the last delivery.
 
-    `reason` is one of `generate`'s, or `deadline`; `finish_reason` the usual word for it. `error` is set when it failed.
+    `reason` is one of `generate`'s; `finish_reason` the usual word for it. When it failed both are `error`, which is set.
     """
 
     reason: str

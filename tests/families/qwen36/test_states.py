@@ -169,10 +169,11 @@ def test_generation_closed_early_can_go_on(engine: Engine, context: Context) -> 
     for taken in (1, 2, 5):
         session = engine.session()
         generation = Generation(session=session, prompt=ids, options=GREEDY)
-        stream = generation._tokens()
-        got = [next(stream) for _ in range(taken)]
+        stream = generation.steps()
+        for _ in range(taken):
+            next(stream)
         stream.close()  # type: ignore[attr-defined]
-        assert tuple(got) == want[:taken]
+        assert tuple(generation.token_ids) == want[:taken]
         session.recover()
         assert {state.length for state in session.states} == {session.length}
         held = session.length
