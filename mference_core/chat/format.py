@@ -76,7 +76,8 @@ class ChatFormat:
     """A family's chat dialect.
 
     `control` spells the control tokens of the dialect: the tokenizer is loaded with them. `stops` maps those that end an answer to the reason (`eos`, `end_of_turn`, `tool_calls`). `bos` is put
-    before raw prompts. `template` is the family's own, used only if the checkpoint has none. `normalize` adapts
+    before raw prompts. `template` is the family's own, used only if the checkpoint has none, or always with
+    `template_always`: for dialects that the templates of checkpoints do not cover. `normalize` adapts
     checked messages and tools before rendering, raising `RequestError` for what the dialect cannot say. `decoder`
     makes the decoder of an answer from the tokenizer, the checked tools and the ids of the prompt. `reasoning` names
     the control tokens around hidden text. `efforts` maps each accepted `reasoning_effort` to whether it thinks.
@@ -88,6 +89,7 @@ class ChatFormat:
     decoder: MakeDecoder
     control: tuple[str, ...] = ()
     bos: str | None = None
+    template_always: bool = False
     normalize: Normalizer = as_it_is
     reasoning: tuple[str, str] | None = None
     efforts: Mapping[str, bool] = field(factory=dict)

@@ -140,7 +140,7 @@ def _render(
 ) -> tuple[str, str]:
     """Return the rendered text with markers, and the marker."""
     checked, offered = chat.normalize(check_messages(messages), check_tools(tools))
-    source = tokenizer.template if tokenizer.template is not None else chat.template
+    source = tokenizer.template if tokenizer.template is not None and not chat.template_always else chat.template
     template = compile_template(source)
     marker = _marker([source, *_texts([checked, offered, switches])])
     table = {ord(spelling[0]): spelling[0] + marker for spelling in tokenizer.control}
