@@ -1,6 +1,7 @@
 """Conversations without tools: small talk, facts, stories, memory over several turns, styles set by the system turn."""
 
 import re
+from collections.abc import Sequence
 from random import Random
 
 import config
@@ -266,6 +267,26 @@ def memory(rng: Random) -> list[Message]:
     return opening(rng) + [m for pair in turns for m in _turn(rng, pair)]
 
 
+def repeated(rng: Random) -> list[Message]:
+    """Ask for something to be said again, digit by digit and letter by letter."""
+
+    def number() -> str:
+        return str(rng.randrange(10 ** rng.randrange(1, 7)))
+
+    what = rng.choice(
+        (
+            number(),
+            " ".join(number() for _ in range(rng.randrange(2, 5))),
+            stories.odd_name(rng),
+            f"{stories.odd_name(rng)} {number()}",
+            f"{number()} and {number()}",
+            f"{rng.choice(words.CITIES)}, {rng.randrange(100)} degrees",
+        )
+    )
+    ask = expand(rng, "[Repeat|Say|Repeat after me:|Please repeat|Write|Copy this:|Say again:] ") + what
+    return opening(rng) + _turn(rng, (ask, what))
+
+
 def follow_up(rng: Random) -> list[Message]:
     """Short questions that only make sense after the one before."""
     forms, table, answer = rng.choice(
@@ -301,3 +322,17 @@ def mixed(rng: Random) -> list[Message]:
             )
             turns.insert(rng.randrange(len(turns) + 1), (ask, told.text))
     return opening(rng) + [m for pair in turns for m in _turn(rng, pair)]
+
+
+def thought(messages: Sequence[Message]) -> str:
+    """Say what the last message answers and how, as the model is to think before it."""
+    message, before = messages[-1], messages[-2]
+    if message.get("tool_calls"):
+        names = " and ".join(dict.fromkeys(call["function"]["name"] for call in message["tool_calls"]))
+        return f"The user says: {before['content']} I have a tool for that, so I call {names}."
+    if before["role"] == "tool":
+        return "The tool gave a result. I tell the user what it says."
+    answer = str(message["content"]).strip()
+    if len(answer) > 160:
+        return f"The user says: {before['content']} They want a text. I write a short one."
+    return f"The user says: {before['content']} A good answer is: {answer}"

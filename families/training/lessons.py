@@ -60,6 +60,7 @@ _KINDS = {
     "chat-follow-up": (lambda rng: chat(rng, chats.follow_up(rng)), 4),
     "chat-style": (lambda rng: chat(rng, chats.styled(rng)), 5),
     "chat-mixed": (lambda rng: chat(rng, chats.mixed(rng)), 7),
+    "chat-copy": (lambda rng: chat(rng, chats.repeated(rng)), 0),
     "tools": (tool_chat, 18),
 }
 KINDS = {kind: (make, getattr(config, "SHARES", {}).get(kind, often)) for kind, (make, often) in _KINDS.items()}

@@ -23,7 +23,7 @@ BITS = 4
 EXPERT_BITS = 2
 GATE_GROUP = 32
 
-SHARES = {"story": 22, "chat-memory": 10, "tools": 30}
+SHARES = {"story": 22, "chat-memory": 10, "chat-copy": 4, "tools": 30}
 """Kinds of documents that come more or less often than the shared lessons say."""
 
 

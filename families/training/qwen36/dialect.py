@@ -40,25 +40,11 @@ def render(
     return _TEMPLATE.render(messages=plain, tools=declared, add_generation_prompt=generate, enable_thinking=thinking)
 
 
-def thought(messages: Sequence[chats.Message]) -> str:
-    """Say what the last message answers and how, as the model is to think before it."""
-    message, before = messages[-1], messages[-2]
-    if message.get("tool_calls"):
-        names = " and ".join(dict.fromkeys(call["function"]["name"] for call in message["tool_calls"]))
-        return f"The user says: {before['content']} I have a tool for that, so I call {names}."
-    if before["role"] == "tool":
-        return "The tool gave a result. I tell the user what it says."
-    answer = str(message["content"]).strip()
-    if len(answer) > 160:
-        return f"The user says: {before['content']} They want a text. I write a short one."
-    return f"The user says: {before['content']} A good answer is: {answer}"
-
-
 def last_reply(rng: Random, messages: list[chats.Message], declared: list[tools.Schema] | None, end: int) -> Parts:
     """Make the assistant message at `end` the target, after a fresh rendering of everything before it."""
     thinking = rng.random() < THINKING
     shown = [
-        {**m, "reasoning_content": thought(messages[: i + 1])} if thinking and m["role"] == "assistant" else m
+        {**m, "reasoning_content": chats.thought(messages[: i + 1])} if thinking and m["role"] == "assistant" else m
         for i, m in enumerate(messages[: end + 1])
     ]
     prompt = render(shown[:end], declared, generate=True, thinking=thinking)
