@@ -12,6 +12,7 @@ from attrs import cmp_using, define, field, frozen
 
 from mference_core.errors import CannotRewind
 from mference_core.kv import Linear, Recurrent, Ring
+from mference_kernels.native_program import Timeline
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -116,6 +117,22 @@ class RowState:
         Raises ValueError if a ring would overwrite keys that these tokens still see.
         """
         count = next(iter(rows.values())).shape[1]
+        self._make_room(count)
+        for name, value in rows.items():
+            self._write(name, value.astype(DTYPES[self.layout.dtype]))
+        self._count(count)
+
+    def extend(self, count: int, keys: str = "k", values: str = "v") -> Timeline:
+        """Add `count` tokens whose rows the caller writes, in place and at once: native programs do. Errors as `append`.
+
+        Nothing else holds the arrays: what `snapshot` and `restore` take and give are copies.
+        """
+        self._make_room(count)
+        place = Timeline(self._rows[keys], self._rows[values], self.length, count)
+        self._count(count)
+        return place
+
+    def _make_room(self, count: int) -> None:
         need = self.length + count
         if isinstance(self.layout, Linear):
             if need > self.capacity_rows:
@@ -123,10 +140,10 @@ class RowState:
         elif need > self.capacity_rows and count > self.capacity_rows - self.layout.window + 1:
             room = self.capacity_rows - self.layout.window + 1
             raise ValueError(f"[ring] a chunk must have at most {room} tokens but got {count}")
-        for name, value in rows.items():
-            self._write(name, value.astype(DTYPES[self.layout.dtype]))
-        self.length = need
-        self.written = max(self.written, need)
+
+    def _count(self, tokens: int) -> None:
+        self.length += tokens
+        self.written = max(self.written, self.length)
 
     def _write(self, name: str, value: mx.array) -> None:
         array, capacity = self._rows[name], self.capacity_rows

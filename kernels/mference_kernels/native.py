@@ -195,7 +195,12 @@ def heads(array: mx.array) -> tuple[mx.array, int, int]:
     where = view.buf
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
     count, rows, dim = array.shape
-    if (value != size and dim > 1) or (row != size * dim and rows > 1) or (between % size and count > 1) or where is None:
+    if (
+        (value != size and dim > 1)
+        or (row != size * dim and rows > 1)
+        or (between % size and count > 1)
+        or where is None
+    ):
         array = mx.contiguous(array)
         return array, address(array), rows * dim
     return array, where, between // size

@@ -241,7 +241,7 @@ class Program:
         lead = inputs[0].shape[:-1]
         if tuple(x.shape for x in inputs) != tuple((*lead, width) for width in self.inputs):
             raise ValueError(f"[program] inputs must be {self.inputs} wide but got {[x.shape for x in inputs]}")
-        if self.attends and (len(lead) != 2 or len(timelines) != lead[0]):  # noqa: PLR2004 (batch, length)
+        if self.attends and (len(lead) != 2 or len(timelines) != lead[0]):
             raise ValueError(f"[program] timelines must be {lead[:1]} but got {len(timelines)}")
         if self.turns and (positions is None or positions.shape != lead):
             raise ValueError(f"[program] positions must be {lead}")

@@ -51,6 +51,4 @@ def choose_experts(
     """Choose: native kernels where `levels` allows them, else `choose_experts_ops`; arguments and result as there."""
     fast = levels.cpu()
     path = fast.choose_experts_cpu if fast else choose_experts_ops
-    return cast(
-        "tuple[mx.array, mx.array]", path(scores, k, softmax=softmax, renormalise=renormalise, scale=scale)
-    )
+    return cast("tuple[mx.array, mx.array]", path(scores, k, softmax=softmax, renormalise=renormalise, scale=scale))
