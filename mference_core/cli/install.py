@@ -30,7 +30,7 @@ def command(source: Path, output: Path, family: str | None, *, overwrite: bool, 
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
 
-    from mference_core.install.local import InstallProgress, install_local  # noqa: PLC0415
+    from mference_core.install import InstallProgress, install_local  # noqa: PLC0415
 
     seen = peek(source)
     loaded = plugins.dispatch(family or plugins.name_for(seen.spelling, seen.model_type, on_disk=seen.kind), notice)

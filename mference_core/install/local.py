@@ -8,16 +8,16 @@ from itertools import chain
 from pathlib import Path
 from time import monotonic
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
-from mference_core.arch import Arch, ManifestContract, encode_arch
-from mference_core.checkpoint import GTURBO, HF, Checkpoint, open_checkpoint, peek
+from mference_core.arch import Arch, ManifestContract
+from mference_core.checkpoint import GTURBO, Checkpoint, open_checkpoint, peek
 from mference_core.errors import InstallError
 from mference_core.gturbo.model import EXPERTS_DIR
-from mference_core.gturbo.receipt import encode_receipt, make_receipt
-from mference_core.install.outputs import Outputs, expert_spans, plan_outputs
+from mference_core.install.finish import CONFIG_NAME, TOKENIZER_NAMES, draft_manifest, write_all, write_manifest
+from mference_core.install.outputs import Outputs, check_quantised, expert_spans, plan_outputs
+from mference_core.install.report import InstallProgress, InstallReport, Progress
 from mference_core.install.transaction import (
-    Target,
     abandon,
     check_disk,
     check_swap,
@@ -25,60 +25,13 @@ from mference_core.install.transaction import (
     locked,
     prepare,
     promote,
-    sync_directory,
 )
 from mference_core.jsondata import standard_path
-from mference_core.manifest import (
-    LAYOUT_NAME,
-    MANIFEST_NAME,
-    RECEIPT_NAME,
-    UNKNOWN_MODEL_ID,
-    WEIGHTS_NAME,
-    FileEntry,
-    Manifest,
-    encode_manifest,
-    read_manifest,
-)
+from mference_core.manifest import LAYOUT_NAME, WEIGHTS_NAME, FileEntry
 from mference_core.placement import InstallPlan
-from mference_core.source_weights import read_quant_table
 from mference_core.tensors import Span
 
 TILE_BYTES = 512 << 10
-CONFIG_NAME = "config.json"
-TOKENIZER_NAMES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-_FLOAT_REMEDY = "quantise it first to 4 bits in groups of 64, for example with 'mlx_lm.convert --quantize'"
-
-
-@frozen(kw_only=True)
-class InstallProgress:
-    """How far an install is: bytes of model data written, of how many, and the file being written."""
-
-    file: str
-    done_bytes: int
-    total_bytes: int
-
-
-@frozen(kw_only=True)
-class InstallReport:
-    """What an install wrote: bytes over all files, names of source tensors left out with the reason."""
-
-    path: Path
-    model_id: str
-    files: int
-    size_bytes: int
-    resident_tensors: int
-    routed_layers: int
-    dropped: dict[str, str]
-    seconds: float
-
-
-Progress = Callable[[InstallProgress], None]
 
 
 def install_local(
@@ -102,7 +55,7 @@ def install_local(
     _check_apart(source, output)
     checkpoint, plan = _open_source(source, contract, plan_for)
     outputs = plan_outputs(checkpoint, plan)
-    manifest = _draft_manifest(checkpoint, outputs, known_ids or {})
+    manifest = draft_manifest(checkpoint, outputs, known_ids or {})
     tokenizer = [checkpoint.path / name for name in (CONFIG_NAME, *TOKENIZER_NAMES)]
     tokenizer = [path for path in tokenizer if path.is_file()]
     with locked(output) as target, install_errors(target.shown):
@@ -117,7 +70,7 @@ def install_local(
             for path in tokenizer:
                 writer.write(f"tokenizer/{path.name}", [Span(path=path, offset=0, size=path.stat().st_size)])
             manifest = evolve(manifest, files=dict(writer.files))
-            written = _finish(target, manifest)
+            written = write_manifest(target, manifest)
             promote(target, overwrite=overwrite)
         except BaseException:
             abandon(target)
@@ -146,28 +99,9 @@ def _open_source(
     found = peek(source)
     if found.kind == GTURBO:
         raise InstallError(what=str(source), got="an install already", expected="a quantised model directory")
-    if found.kind == HF:
-        raise InstallError(what=str(source), got="in float", expected="quantised weights", remedy=_FLOAT_REMEDY)
+    check_quantised(found)
     checkpoint = open_checkpoint(found, contract, plan_for)
     return checkpoint, plan_for(checkpoint.arch)
-
-
-def _draft_manifest(checkpoint: Checkpoint, outputs: Outputs, known_ids: Mapping[str, str]) -> Manifest:
-    """Return the manifest without real file entries, so that what it may not say is refused before any byte."""
-    table = read_quant_table(checkpoint.config or {})
-    snapshot = checkpoint.source_sha256 or ""
-    pending = FileEntry(size=0, sha256="0" * 64)
-    return Manifest(
-        arch=encode_arch(checkpoint.arch),
-        files={WEIGHTS_NAME: pending, LAYOUT_NAME: pending},
-        experts_per_layer=outputs.layout.experts_per_layer,
-        num_layers=len(outputs.layout.layers),
-        expert_stride=outputs.layout.expert_stride,
-        quant=outputs.quant,
-        model_id=known_ids.get(snapshot, UNKNOWN_MODEL_ID),
-        source_snapshot_hash=f"sha256:{snapshot}",
-        bit_width_overrides_honored=table.honored if table else 0,
-    )
 
 
 def _write_model(writer: "_Staging", checkpoint: Checkpoint, outputs: Outputs) -> None:
@@ -181,28 +115,6 @@ def _write_model(writer: "_Staging", checkpoint: Checkpoint, outputs: Outputs) -
         )
         writer.write(f"{EXPERTS_DIR}/{outputs.layout.layers[number].file}", pieces)
     writer.write(LAYOUT_NAME, [outputs.layout_image])
-
-
-def _finish(target: Target, manifest: Manifest) -> int:
-    """Write manifest and receipt and make all of it durable; return their bytes."""
-    data = encode_manifest(manifest)
-    receipt = encode_receipt(make_receipt(read_manifest(data), target.shown))
-    folders = [target.partial, *(item for item in target.partial.iterdir() if item.is_dir())]
-    for folder in folders[1:]:
-        sync_directory(folder)
-    pending = target.partial / (MANIFEST_NAME + ".tmp")
-    _write_small(pending, data)
-    pending.rename(target.partial / MANIFEST_NAME)
-    _write_small(target.partial / RECEIPT_NAME, receipt)
-    sync_directory(target.partial)
-    return len(data) + len(receipt)
-
-
-def _write_small(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @define
@@ -225,7 +137,7 @@ class _Staging:
         try:
             for tile in self._tiles(pieces):
                 digest.update(tile)
-                _write_all(handle, tile)
+                write_all(handle, tile)
                 size += len(tile)
                 self.done_bytes += len(tile)
                 if self.progress is not None:
@@ -283,9 +195,3 @@ def _read_all(handle: int, into: memoryview, offset: int, path: Path) -> None:
                 what=str(path), got=f"cut short at {offset + done} bytes", expected="an unchanged source"
             )
         done += count
-
-
-def _write_all(handle: int, data: memoryview) -> None:
-    done = 0
-    while done < len(data):
-        done += os.write(handle, data[done:])

@@ -1,20 +1,24 @@
 """What an install of a quantised checkpoint consists of, byte for byte, before anything is written."""
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 
 from attrs import frozen
 
-from mference_core.checkpoint import Checkpoint
+from mference_core.checkpoint import HF, Checkpoint, Peek
 from mference_core.errors import InstallError
 from mference_core.gturbo.index import Resident, ResidentIndex, encode_index, plan_index
 from mference_core.gturbo.layout import PART_NAMES, Layout, encode_layout, plan_layout, plan_parts
-from mference_core.manifest import ABSENT, SLOT_DEFAULT_BITS, SLOT_ROWS, QuantSlot, affine, check_quant
+from mference_core.gturbo.model import EXPERTS_DIR
+from mference_core.install.ranges import CHUNK_BYTES, Copy, RangePlan, plan_ranges
+from mference_core.manifest import ABSENT, SLOT_DEFAULT_BITS, SLOT_ROWS, WEIGHTS_NAME, QuantSlot, affine, check_quant
 from mference_core.placement import ROLES, InstallPlan
 from mference_core.placement import Resident as ResidentPlace
 from mference_core.tensors import ExpertLayer, Quant, Span, Weight
 
 BASE_GROUP = 64
 INSTALL_COMPANIONS = "BF16"
+_FLOAT_REMEDY = "quantise it first to 4 bits in groups of 64, for example with 'mlx_lm.convert --quantize'"
 
 
 @frozen(kw_only=True)
@@ -34,6 +38,12 @@ class Outputs:
         routed = sum(bool(layer.parts) for layer in self.layout.layers)
         experts = routed * self.layout.experts_per_layer * self.layout.expert_stride
         return self.index.file_size + experts + len(self.layout_image)
+
+
+def check_quantised(found: Peek) -> None:
+    """Raise `InstallError` for a source in float: an install holds quantised weights."""
+    if found.kind == HF:
+        raise InstallError(what=str(found.path), got="in float", expected="quantised weights", remedy=_FLOAT_REMEDY)
 
 
 def plan_outputs(checkpoint: Checkpoint, plan: InstallPlan) -> Outputs:
@@ -119,3 +129,36 @@ def expert_spans(layer: ExpertLayer, expert: int) -> Iterator[Span]:
             found[name] = Span(path=extent.span.path, offset=offset, size=sizes[name])
             offset += sizes[name]
     return (found[name] for name in PART_NAMES)
+
+
+def plan_requests(checkpoint: Checkpoint, outputs: Outputs, chunk_bytes: int = CHUNK_BYTES) -> RangePlan:
+    """Return the requests that fill the payload files; index, layout and tokenizer are written without them."""
+    stride, count = outputs.layout.expert_stride, outputs.layout.experts_per_layer
+    layers = {n: f"{EXPERTS_DIR}/{outputs.layout.layers[n].file}" for n in sorted(checkpoint.experts)}
+    sizes = {WEIGHTS_NAME: outputs.index.file_size, **dict.fromkeys(layers.values(), stride * count)}
+    copies = [*_resident_copies(outputs), *_expert_copies(checkpoint, layers, stride)]
+    return plan_ranges(copies, sizes, sha256(outputs.index_image).hexdigest(), chunk_bytes)
+
+
+def _resident_copies(outputs: Outputs) -> Iterator[Copy]:
+    at = outputs.index.index_size
+    for weight in outputs.weights:
+        for span in (weight.data, weight.scales, weight.biases):
+            if span is not None:
+                yield from _copy(span, WEIGHTS_NAME, at)
+                at += span.size
+
+
+def _expert_copies(checkpoint: Checkpoint, layers: Mapping[int, str], stride: int) -> Iterator[Copy]:
+    for number, file in layers.items():
+        layer = checkpoint.experts[number]
+        for expert in range(layer.count):
+            at = expert * stride
+            for span in expert_spans(layer, expert):
+                yield from _copy(span, file, at)
+                at += span.size
+
+
+def _copy(span: Span, path: str, offset: int) -> Iterator[Copy]:
+    if span.size:
+        yield Copy(shard=span.path.name, offset=span.offset, size=span.size, dest_path=path, dest_offset=offset)

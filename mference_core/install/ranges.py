@@ -51,6 +51,42 @@ class RangeRequest:
     size: int
     copies: tuple[Copy, ...]
 
+    @property
+    def dest_size(self) -> int:
+        """Bytes written to the output files."""
+        return sum(copy.dest_size for copy in self.copies)
+
+    @property
+    def gap_bytes(self) -> int:
+        """Bytes between the copies: downloaded with them, part of no output."""
+        return self.size - sum(copy.size for copy in self.copies)
+
+    @property
+    def pieces(self) -> "tuple[Piece, ...]":
+        """The whole range in source order: what of it goes where."""
+        pieces, at, gaps = list[Piece](), self.offset, 0
+        for copy in sorted(self.copies, key=lambda c: c.offset):
+            if copy.offset < at or copy.transform != IDENTITY:
+                got = copy.transform if copy.offset >= at else "overlapping another"
+                raise InstallError(what=f"{self.ident} copy at {copy.offset}", got=got, expected="plain bytes")
+            if copy.offset > at:
+                pieces.append(Piece(start=at - self.offset, size=copy.offset - at, path=None, offset=gaps))
+                gaps += copy.offset - at
+            start = copy.offset - self.offset
+            pieces.append(Piece(start=start, size=copy.size, path=copy.dest_path, offset=copy.dest_offset))
+            at = copy.offset + copy.size
+        return tuple(pieces)
+
+
+@frozen(kw_only=True)
+class Piece:
+    """Bytes of a range from `start`, and where they go: `offset` in an output, or among the range's gap bytes."""
+
+    start: int
+    size: int
+    path: str | None
+    offset: int
+
 
 @frozen(kw_only=True)
 class RangePlan:

@@ -116,14 +116,19 @@ def _busy(target: Target) -> InstallLocked:
     return InstallLocked(what=str(target.shown), got="being installed by another process", remedy="wait for it")
 
 
+def disk_bytes_needed(output_bytes: int, durable_bytes: int = 0, reserve_bytes: int | None = None) -> int:
+    """Return the free bytes that `check_disk` asks for."""
+    if reserve_bytes is None:
+        reserve_bytes = GIB if output_bytes > GIB else 0
+    return output_bytes - durable_bytes + CHUNK_BYTES + reserve_bytes
+
+
 def check_disk(target: Target, output_bytes: int, durable_bytes: int = 0, reserve_bytes: int | None = None) -> None:
     """Raise `InstallError` with both numbers unless the parent's file system has room.
 
     Needed: bytes still to be written, one chunk of 64 MiB, and a reserve (by default 1 GiB, for outputs above that).
     """
-    if reserve_bytes is None:
-        reserve_bytes = GIB if output_bytes > GIB else 0
-    needed = output_bytes - durable_bytes + CHUNK_BYTES + reserve_bytes
+    needed = disk_bytes_needed(output_bytes, durable_bytes, reserve_bytes)
     available = shutil.disk_usage(target.final.parent).free
     if needed > available:
         raise InstallError(
@@ -140,12 +145,7 @@ def prepare(target: Target, *, overwrite: bool) -> None:
     An existing output needs `overwrite` and must be an install. A staging directory without a saved download is
     what a killed install left: it is removed if it holds only what an install writes.
     """
-    if target.final.exists():
-        if not overwrite:
-            raise InstallError(
-                what=str(target.shown), got="already there", expected="a new path", remedy="or give --overwrite"
-            )
-        _check_replaceable(target)
+    check_final(target, overwrite=overwrite)
     if target.checkpoint.exists():
         raise InstallError(
             what=str(target.shown), got="half downloaded", expected="no saved download", remedy="resume or discard it"
@@ -154,6 +154,21 @@ def prepare(target: Target, *, overwrite: bool) -> None:
         remove_staging(target)
     with install_errors(target.partial):
         target.partial.mkdir(mode=0o755)
+
+
+def check_final(target: Target, *, overwrite: bool) -> None:
+    """Raise `InstallError` if there is an output already, unless it is an install to be overwritten."""
+    if target.final.exists():
+        if not overwrite:
+            raise InstallError(
+                what=str(target.shown), got="already there", expected="a new path", remedy="or give --overwrite"
+            )
+        _check_replaceable(target)
+
+
+def pending_path(path: Path) -> Path:
+    """Return where a file is written before it takes its name."""
+    return path.with_name(path.name + ".tmp")
 
 
 def _check_replaceable(target: Target) -> None:
@@ -192,9 +207,15 @@ def discard(output: Path) -> None:
             raise _nothing(output)
         if target.partial.exists():
             remove_staging(target)
-        with install_errors(target.checkpoint):
-            target.checkpoint.unlink(missing_ok=True)
-            sync_directory(target.final.parent)
+        forget(target)
+
+
+def forget(target: Target) -> None:
+    """Remove the saved state of a download, if there is one."""
+    with install_errors(target.checkpoint):
+        pending_path(target.checkpoint).unlink(missing_ok=True)
+        target.checkpoint.unlink(missing_ok=True)
+        sync_directory(target.final.parent)
 
 
 def _nothing(output: Path) -> InstallError:

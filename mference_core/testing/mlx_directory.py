@@ -13,7 +13,7 @@ from attrs import frozen
 from mference_core.arch import Arch
 from mference_core.checkpoint import CONFIG_NAME
 from mference_core.errors import InstallError, UsageError
-from mference_core.install.local import InstallReport, Progress
+from mference_core.install.report import InstallReport, Progress
 from mference_core.install.transaction import install_errors
 from mference_core.placement import ROLES
 from mference_core.plugins import LoadedFamily

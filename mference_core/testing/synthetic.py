@@ -18,7 +18,8 @@ from mference_core.checkpoint import CONFIG_NAME
 from mference_core.errors import MferenceError
 from mference_core.gturbo.model import EXPERTS_DIR
 from mference_core.gturbo.receipt import encode_receipt, make_receipt
-from mference_core.install.local import TOKENIZER_NAMES, InstallProgress, InstallReport, Progress
+from mference_core.install.finish import TOKENIZER_NAMES
+from mference_core.install.report import InstallProgress, InstallReport, Progress
 from mference_core.install.transaction import abandon, check_disk, install_errors, locked, prepare, promote
 from mference_core.manifest import (
     LAYOUT_NAME,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attrs import define, field
 
-from mference_core.install.local import InstallProgress, Progress
+from mference_core.install.report import InstallProgress, Progress
 from mference_core.manifest import FileEntry
 
 BATCH_BYTES = 4 << 20

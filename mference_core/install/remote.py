@@ -1,0 +1,108 @@
+"""Install a repository of a hub: planned from its headers, downloaded in ranges, resumable at every moment."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+from mference_core.checkpoint import Peek
+from mference_core.errors import InstallError
+from mference_core.install.download import DISCARD, Download
+from mference_core.install.http import HubClient
+from mference_core.install.hub import Hub, check_repo
+from mference_core.install.metadata import read_metadata
+from mference_core.install.planning import Reader, make_plan
+from mference_core.install.report import METADATA, InstallProgress, InstallReport, Progress
+from mference_core.install.saved import Saved, read_saved
+from mference_core.install.sidecars import finish, finish_promotion
+from mference_core.install.transaction import CHUNK_BYTES, Target, check_final, install_errors, locked, remove_staging
+
+CONNECTIONS = 4
+
+
+@contextmanager
+def connected(hub: Hub, repo: str, revision: str, connections: int = CONNECTIONS) -> Iterator[HubClient]:
+    """Hold a client of one repository; raises `UsageError` for names that cannot be."""
+    check_repo(repo, revision)
+    with HubClient(hub=hub, repo=repo, connections=connections) as client:
+        yield client
+
+
+def install_remote(
+    client: HubClient,
+    revision: str,
+    output: Path,
+    reader_of: Callable[[Peek], Reader],
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    index_sha256: str | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> InstallReport:
+    """Install a client's repository at a branch, tag or commit as `output`; values are moved, never changed.
+
+    An install that was stopped, however it was, goes on where it stopped: what is on disk is verified and kept, the
+    rest is fetched, at the commit it began with. `reader_of` says who reads a source of this kind; `index_sha256` is
+    the pinned digest of the repository's index.
+
+    The output appears complete or not at all. Raises `SourceError` for a source that fails or changed, `DigestMismatch`
+    for one that is corrupt, `ManifestError` for one that is no model, `InstallError` (`InstallLocked`) for a bad
+    output or a full disk; whatever it raises, `KeyboardInterrupt` included, what was durable is kept.
+    """
+    started, tell = monotonic(), progress or _silent
+    with locked(output) as target, install_errors(target.shown):
+        finish_promotion(target)
+        saved = _saved_state(target, client.repo, revision, overwrite=overwrite)
+        tell(InstallProgress(stage=METADATA, file=client.repo, done_bytes=0, total_bytes=0))
+        commit = saved.commit if saved else None
+        remote = read_metadata(client, revision, commit=commit, index_sha256=index_sha256)
+        plan = make_plan(remote, reader_of(remote.seen), chunk_bytes)
+        with Download.of(client, target, plan, tell) as download:
+            if saved is None:
+                download.begin(overwrite=overwrite)
+            else:
+                download.resume(saved)
+            download.fetch()
+            files = download.hashes()
+        size = finish(client, target, plan, files, tell, overwrite=overwrite)
+    return InstallReport(
+        path=target.shown,
+        model_id=plan.manifest.model_id,
+        files=len(files) + 2,
+        size_bytes=size,
+        resident_tensors=len(plan.outputs.weights),
+        routed_layers=len(plan.checkpoint.experts),
+        dropped=dict(plan.checkpoint.dropped),
+        seconds=monotonic() - started,
+        commit=remote.commit,
+        downloaded_bytes=client.received_bytes,
+        reused_bytes=download.reused_bytes,
+        repeated_requests=client.repeated,
+        checked_files=len(download.checks.checked),
+    )
+
+
+def _silent(_: InstallProgress) -> None:
+    """Tell nobody."""
+
+
+def _saved_state(target: Target, repo: str, revision: str, *, overwrite: bool) -> Saved | None:
+    """Return the download to go on with, after clearing what a killed install left before its first record."""
+    check_final(target, overwrite=overwrite)
+    saved = read_saved(target)
+    if saved is None:
+        if target.partial.exists():
+            remove_staging(target)
+        return None
+    if not target.partial.exists():
+        raise InstallError(
+            what=str(target.partial), got="missing", expected="the files of the saved download", remedy=DISCARD
+        )
+    if (saved.repo, saved.revision) != (repo, revision):
+        raise InstallError(
+            what=str(target.shown),
+            got=f"half downloaded from {saved.repo} at {saved.revision}",
+            expected=f"{repo} at {revision}",
+            remedy=f"install that, or {DISCARD}",
+        )
+    return saved

@@ -1,0 +1,249 @@
+"""A hub and its storage on this machine, which answer as published ones do, or misbehave when they are told to.
+
+The hub knows repositories as folders, says commits, sizes and digests, and sends large files' readers to the storage:
+another port, so another origin, whose addresses are signed and expire. Every request is written down.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha1, sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from time import sleep
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from attrs import define, field, frozen
+
+REPO = "owner/toy"
+LARGE_BYTES = 40_000
+"""Files from this size on are kept in the storage."""
+
+
+def commit_of(folder: Path) -> str:
+    """Return a commit id that changes with a folder's content."""
+    return sha1(b"".join(p.name.encode() + p.read_bytes() for p in sorted(folder.iterdir()))).hexdigest()  # noqa: S324
+
+
+@frozen(kw_only=True)
+class Asked:
+    """A request as it came, and how many body bytes were sent for it."""
+
+    method: str
+    host: str
+    name: str
+    first: int | None
+    last: int | None
+    authorization: str | None
+    status: int
+    sent: int
+
+
+@define
+class Answer:
+    """What is about to be sent for a GET or HEAD; faults change it."""
+
+    method: str
+    storage: bool
+    name: str
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    first: int
+    stop_after: int | None = None
+    reset: bool = False
+    stall_seconds: float = 0.0
+    encoded: bool = False
+
+
+Fault = Callable[[Answer], None]
+
+
+@define
+class FakeHub:
+    """A hub of one repository. `faults` see every answer in turn; `expire()` makes all storage addresses invalid."""
+
+    folder: Path
+    commit: str = ""
+    revision: str = "main"
+    token: str | None = None
+    digests: bool = True
+    faults: list[Fault] = field(factory=list)
+    asked: list[Asked] = field(factory=list)
+    stated: dict[str, bytes] = field(factory=dict)
+    signature: int = 0
+    pace_bytes_per_second: float = 0.0
+    endpoint: str = ""
+    storage: str = ""
+    lock: threading.Lock = field(factory=threading.Lock)
+
+    def __attrs_post_init__(self) -> None:
+        self.commit = self.commit or commit_of(self.folder)
+
+    def expire(self) -> None:
+        """Make every storage address handed out so far invalid."""
+        self.signature += 1
+
+    def digest(self, name: str, data: bytes) -> str:
+        """Return the digest that the hub states, of the file as it was when first asked for."""
+        data = self.stated.setdefault(name, data)
+        if len(data) >= LARGE_BYTES:
+            return sha256(data).hexdigest()
+        return sha1(f"blob {len(data)}\0".encode() + data).hexdigest()  # noqa: S324
+
+    def sent(self, name: str) -> list[tuple[int, int]]:
+        """Return (first byte, count) of every body sent of a file, in order."""
+        with self.lock:
+            found = [a for a in self.asked if a.name == name and a.method == "GET" and a.sent]
+        return [(a.first or 0, a.sent) for a in found]
+
+    def coverage(self, name: str) -> list[int]:
+        """Return how often each byte of a file was sent."""
+        counts = [0] * (self.folder / name).stat().st_size
+        for first, size in self.sent(name):
+            for at in range(first, first + size):
+                counts[at] += 1
+        return counts
+
+    def clear(self) -> None:
+        """Forget what was asked."""
+        with self.lock:
+            self.asked.clear()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers for the hub or, on the other port, for its storage."""
+
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+    is_storage = False
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        """Say what a file is."""
+        self._answer("HEAD")
+
+    def do_GET(self) -> None:
+        """Send a file, or part of one."""
+        self._answer("GET")
+
+    def _answer(self, method: str) -> None:
+        hub = self.hub
+        answer = self._stored(method) if self.is_storage else self._from_hub(method)
+        for fault in list(hub.faults):
+            fault(answer)
+        sent = 0
+        with suppress(OSError):
+            sent = self._send(answer)
+        wanted = self.headers.get("range")
+        first, _, last = wanted.removeprefix("bytes=").partition("-") if wanted else ("", "", "")
+        asked = Asked(
+            method=method,
+            host=self.headers["host"],
+            name=answer.name,
+            first=int(first) if first else None,
+            last=int(last) if last else None,
+            authorization=self.headers.get("authorization"),
+            status=answer.status,
+            sent=sent,
+        )
+        with hub.lock:
+            hub.asked.append(asked)
+
+    def _from_hub(self, method: str) -> Answer:
+        hub = self.hub
+        path = unquote(urlsplit(self.path).path)
+        head = f"/{REPO}/resolve/"
+        revision, _, name = path.removeprefix(head).partition("/")
+        if hub.token is not None and self.headers.get("authorization") != f"Bearer {hub.token}":
+            return self._error(method, name, 401, "GatedRepo")
+        if not path.startswith(head):
+            return self._error(method, name, 404, "RepoNotFound")
+        if revision not in (hub.revision, hub.commit):
+            return self._error(method, name, 404, "RevisionNotFound")
+        file = hub.folder / name
+        if not file.is_file():
+            return self._error(method, name, 404, "EntryNotFound")
+        data = file.read_bytes()
+        digest = hub.digest(name, data)
+        headers = {"X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
+        if len(data) < LARGE_BYTES:
+            headers["ETag"] = f'"{digest}"' if hub.digests else 'W/"weak"'
+            return self._file(method, name, data, headers)
+        headers |= {
+            "X-Linked-Size": str(len(data)),
+            "Location": f"{hub.storage}/{name}?signature={hub.signature}",
+            "ETag": '"0123"',
+        }
+        if hub.digests:
+            headers["X-Linked-ETag"] = f'"{digest}"'
+        return Answer(method=method, storage=False, name=name, status=302, headers=headers, body=b"moved", first=0)
+
+    def _stored(self, method: str) -> Answer:
+        parts = urlsplit(self.path)
+        name = unquote(parts.path).lstrip("/")
+        if parse_qs(parts.query).get("signature") != [str(self.hub.signature)]:
+            return self._error(method, name, 403, "")
+        return self._file(method, name, (self.hub.folder / name).read_bytes(), {"Accept-Ranges": "bytes"})
+
+    def _file(self, method: str, name: str, data: bytes, headers: dict[str, str]) -> Answer:
+        first, status, body = 0, 200, data
+        if (wanted := self.headers.get("range")) is not None:
+            a, _, b = wanted.removeprefix("bytes=").partition("-")
+            first, status, body = int(a), 206, data[int(a) : int(b) + 1]
+            headers["Content-Range"] = f"bytes {a}-{b}/{len(data)}"
+        return Answer(
+            method=method,
+            storage=self.is_storage,
+            name=name,
+            status=status,
+            headers=headers,
+            body=body,
+            first=first,
+        )
+
+    def _error(self, method: str, name: str, status: int, code: str) -> Answer:
+        headers = {"X-Error-Code": code} if code else {}
+        return Answer(
+            method=method, storage=self.is_storage, name=name, status=status, headers=headers, body=b"no", first=0
+        )
+
+    def _send(self, answer: Answer) -> int:
+        """Send an answer; return the bytes of the file that left."""
+        body = answer.body
+        answer.headers.setdefault("Content-Length", str(len(body)))
+        self.send_response(answer.status)
+        for key, value in answer.headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if answer.method == "HEAD":
+            return 0
+        count = len(body) if answer.stop_after is None else min(answer.stop_after, len(body))
+        self.wfile.write(body[:count])
+        self.wfile.flush()
+        if answer.stall_seconds:
+            sleep(answer.stall_seconds)
+        if count < int(answer.headers["Content-Length"]) or answer.reset:
+            self.close_connection = True
+        return count if answer.status in (200, 206) else 0
+
+
+@contextmanager
+def serving(hub: FakeHub) -> Iterator[FakeHub]:
+    """Serve a hub and its storage while the block runs."""
+    kinds = [type("H", (Handler,), {"hub": hub, "is_storage": storage}) for storage in (False, True)]
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in kinds]
+    hub.endpoint, hub.storage = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
+    threads = [threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True) for server in servers]
+    for server, thread in zip(servers, threads, strict=True):
+        server.daemon_threads = True
+        server.block_on_close = False
+        thread.start()
+    try:
+        yield hub
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
