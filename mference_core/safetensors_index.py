@@ -14,7 +14,7 @@ from attrs import frozen
 
 from mference_core.errors import ManifestError
 from mference_core.jsondata import file_size, is_safe_relative, member, parse_object, read_capped, typed
-from mference_core.tensors import DTYPE_BYTES, Span
+from mference_core.tensors import DTYPE_BYTES, UNSUPPORTED, Span
 
 HEADER_CAP_BYTES = 16 << 20
 INDEX_CAP_BYTES = 16 << 20
@@ -108,7 +108,7 @@ def _decode(name: str, value: Any, path: Path, start: int, file_bytes: int) -> S
     typed(value, dict, what)
     dtype = member(value, "dtype", str, what)
     if dtype not in DTYPE_BYTES:
-        raise ManifestError(what=f"{what} dtype", got=dtype, expected=" or ".join(DTYPE_BYTES))
+        raise ManifestError(what=f"{what} dtype", got=dtype, expected=" or ".join(DTYPE_BYTES), remedy=UNSUPPORTED)
     shape = tuple(typed(n, int, f"{what} shape") for n in member(value, "shape", list, what))
     offsets = [typed(n, int, f"{what} data_offsets") for n in member(value, "data_offsets", list, what)]
     if min(shape, default=0) < 0:

@@ -10,14 +10,13 @@ from mference_core.jsondata import member, typed
 from mference_core.placement import IDENTITY, Dropped, InstallPlan, Resident, Routed, Transform
 from mference_core.safetensors_index import Source, SourceTensor
 from mference_core.source_experts import FLOATS, FoundExperts
-from mference_core.tensors import ExpertLayer, Quant, Weight
+from mference_core.tensors import UNSUPPORTED, ExpertLayer, Quant, Weight
 
 BITS = (2, 4, 8)
 GROUP_SIZES = (32, 64, 128)
 # An override may leave the base group only at this width, for these groups (gturbo-format 13).
 _OVERRIDE_BITS, _OVERRIDE_GROUPS = 2, (32, 64)
 _COMPANIONS = (".scales", ".biases")
-_UNSUPPORTED = "use an MLX checkpoint quantised with affine 2, 4 or 8 bits, or the float checkpoint"
 
 
 @frozen(kw_only=True)
@@ -49,7 +48,7 @@ def read_quant_table(config: Mapping[str, Any]) -> QuantTable | None:
     typed(values, dict, where)
     if "quantization" not in config and "quant_method" in values:
         raise ManifestError(
-            what=f"{where} quant_method", got=repr(values["quant_method"]), expected="none", remedy=_UNSUPPORTED
+            what=f"{where} quant_method", got=repr(values["quant_method"]), expected="none", remedy=UNSUPPORTED
         )
     base = _quant(values, where)
     overrides = dict[str, Quant | None]()
@@ -70,12 +69,12 @@ def read_quant_table(config: Mapping[str, Any]) -> QuantTable | None:
 def _quant(values: Mapping[str, Any], where: str) -> Quant:
     mode = values.get("mode", "affine")
     if mode != "affine":
-        raise ManifestError(what=f"{where} mode", got=repr(mode), expected="'affine'", remedy=_UNSUPPORTED)
+        raise ManifestError(what=f"{where} mode", got=repr(mode), expected="'affine'", remedy=UNSUPPORTED)
     bits, group = member(values, "bits", int, where), member(values, "group_size", int, where)
     if bits not in BITS:
-        raise ManifestError(what=f"{where} bits", got=str(bits), expected="2, 4 or 8", remedy=_UNSUPPORTED)
+        raise ManifestError(what=f"{where} bits", got=str(bits), expected="2, 4 or 8", remedy=UNSUPPORTED)
     if group not in GROUP_SIZES:
-        raise ManifestError(what=f"{where} group_size", got=str(group), expected="32, 64 or 128", remedy=_UNSUPPORTED)
+        raise ManifestError(what=f"{where} group_size", got=str(group), expected="32, 64 or 128", remedy=UNSUPPORTED)
     return Quant(bits=bits, group_size=group)
 
 
