@@ -42,11 +42,11 @@ def mference_install_plan(arch: Arch) -> InstallPlan:
 
 
 @hookimpl
-def mference_kv_layout(arch: Arch, context: int, dtype: str) -> KVLayout:
+def mference_kv_layout(arch: Arch, context: int, chunk: int, dtype: str) -> KVLayout:
     """Return windows, entries and open windows of entries."""
     from mference_deepseekv4.model import kv_layout  # noqa: PLC0415
 
-    return kv_layout(cast("DeepseekV4Arch", arch), context, dtype)
+    return kv_layout(cast("DeepseekV4Arch", arch), context, chunk, dtype)
 
 
 @hookimpl

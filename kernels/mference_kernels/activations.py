@@ -3,6 +3,7 @@
 import math
 
 import mlx.core as mx
+from attrs import frozen
 
 
 def gelu_tanh_ops(x: mx.array) -> mx.array:
@@ -32,6 +33,17 @@ def silu_ops(x: mx.array) -> mx.array:
 def swiglu_ops(gate: mx.array, up: mx.array) -> mx.array:
     """Return silu(gate) * up; shapes and dtypes as the inputs."""
     return silu_ops(gate) * up
+
+
+@frozen
+class ClampedSwiglu:
+    """silu(gate) * up, gate at most `limit` and up from -limit to limit before that; shapes and dtypes as the inputs."""
+
+    limit: float
+
+    def __call__(self, gate: mx.array, up: mx.array) -> mx.array:
+        """Return the definition's result; native kernels know the class and its limit."""
+        return silu_ops(mx.minimum(gate, self.limit)) * mx.clip(up, -self.limit, self.limit)
 
 
 def softcap_ops(x: mx.array, cap: float) -> mx.array:

@@ -49,6 +49,47 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
+class SparseArgs(ctypes.Structure):
+    """`mf_sparse` of native/sparse.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "rows", "entries", "sinks", "picks", "out")),
+        *((name, ctypes.c_int64) for name in ("length", "heads", "dim", "query_start", "key_start", "window", "ring")),
+        *((name, ctypes.c_int64) for name in ("rate", "most")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class PickingArgs(ctypes.Structure):
+    """`mf_picking` of native/sparse.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "weights", "keys", "picks")),
+        *((name, ctypes.c_int64) for name in ("length", "heads", "dim", "entries", "query_start", "rate", "most")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class PoolingArgs(ctypes.Structure):
+    """`mf_pooling` of native/sparse.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("values", "gates", "offsets", "before_values", "before_gates", "out")),
+        *((name, ctypes.c_int64) for name in ("count", "rate", "width", "first")),
+    )
+
+
+class MixingArgs(ctypes.Structure):
+    """`mf_mixing` of native/streams.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "fn", "base", "scale")),
+        *((name, ctypes.c_int64) for name in ("rows", "streams", "width", "iterations")),
+        *((name, ctypes.c_float) for name in ("eps", "norm_eps")),
+        *((name, ctypes.c_void_p) for name in ("u", "post", "mix")),
+    )
+
+
 class BufferView(ctypes.Structure):
     """`Py_buffer`: where an object's memory lies and how it is strided."""
 
@@ -94,6 +135,11 @@ def library() -> ctypes.CDLL:
     made.mf_rope.argtypes = (pointer, pointer, pointer, int64, int64, int64, int64, int64, pointer)
     made.mf_choose_experts.argtypes = (pointer, int64, int64, int64, int32, pointer, pointer, pointer)
     made.mf_run.argtypes = (pointer, int64, int64, pointer, pointer, pointer)
+    for name in ("mf_sparse_attend", "mf_pick_entries", "mf_pool_windows", "mf_read_streams"):
+        getattr(made, name).argtypes = (pointer,)
+    made.mf_turn_trailing.argtypes = (pointer, pointer, pointer, int64, int64, int64, int64, int32, pointer)
+    made.mf_write_streams.argtypes = (pointer, pointer, pointer, pointer, int64, int64, int64, pointer)
+    made.mf_row_products.argtypes = (pointer, pointer, int64, int64, int64, pointer)
     made.mf_read.argtypes, made.mf_read.restype = (pointer, int64), ctypes.c_uint64
     made.mf_set_threads(available_cores())
     return made

@@ -5,7 +5,7 @@ from functools import cache
 from typing import cast
 
 import mlx.core as mx
-from attrs import frozen
+from attrs import evolve, frozen
 
 from mference_kernels import levels
 from mference_kernels.fields import array_field
@@ -142,6 +142,24 @@ def rows(ids: mx.array, w: Matrix) -> mx.array:
     """Choose as `linear` does; native kernels return float32."""
     fast = levels.cpu()
     return fast.rows_cpu(ids, w) if fast and fast.can_multiply(w) else rows_ops(ids, w)
+
+
+def split_rows(w: Matrix, parts: int) -> tuple[Matrix, ...]:
+    """Return a matrix [out, in] cut into `parts` along its outputs, in place: block-diagonal products use one each.
+
+    Raises: ValueError if `parts` does not divide the outputs.
+    """
+    out = (w.weight if isinstance(w, Dense) else w.codes).shape[0]
+    if out % parts:
+        raise ValueError(f"[split_rows] parts must divide {out} outputs but got {parts}")
+    made: list[Matrix] = []
+    for first in range(0, out, out // parts):
+        rows = slice(first, first + out // parts)
+        if isinstance(w, Dense):
+            made.append(Dense(weight=w.weight[rows]))
+        else:
+            made.append(evolve(w, codes=w.codes[rows], scales=w.scales[rows], biases=w.biases[rows]))
+    return tuple(made)
 
 
 gathered_linear = gathered_linear_ops

@@ -1,5 +1,6 @@
-"""Rotary position embedding, half-split pairs."""
+"""Rotary position embedding, half-split pairs; and of a head's last features, neighbouring pairs."""
 
+import math
 from typing import cast
 
 import mlx.core as mx
@@ -24,6 +25,25 @@ def proportional_frequencies(dims: int, theta: float, factor: float) -> mx.array
     pairs = mx.arange(dims // 2, dtype=mx.float32)
     angles = mx.power(mx.array(theta, mx.float32), -2.0 * pairs / dims)
     return mx.where(pairs < turning, angles, 0.0)
+
+
+def yarn_frequencies(
+    dims: int, theta: float, *, factor: float, original: int, beta_fast: float, beta_slow: float
+) -> mx.array:
+    """Return frequencies of `default_frequencies` of which the slow ones are divided by `factor`, with a ramp between.
+
+    A pair is as it was if it turns more than `beta_fast` times over `original` tokens, and divided if less than
+    `beta_slow` times. float32, shape (dims/2,).   Raises: ValueError if `dims` is odd.   Source: arXiv 2309.00071.
+    """
+    plain = default_frequencies(dims, theta)
+
+    def pair(turns: float) -> float:
+        return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = max(math.floor(pair(beta_fast)), 0), min(math.ceil(pair(beta_slow)), dims - 1)
+    span = high - low if high != low else 0.001
+    ramp = mx.clip((mx.arange(dims // 2, dtype=mx.float32) - low) / span, 0, 1)
+    return plain / factor * ramp + plain * (1 - ramp)
 
 
 def rope_ops(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.array:
@@ -69,3 +89,31 @@ def partial_rope(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.
     """Choose as `rope` does; arguments and result as `partial_rope_ops`."""
     fast = levels.cpu()
     return cast("mx.array", (fast.rope_cpu if fast else partial_rope_ops)(x, positions, frequencies))
+
+
+def trailing_rope_ops(x: mx.array, positions: mx.array, frequencies: mx.array, *, back: bool = False) -> mx.array:
+    """Rotate pairs (2i, 2i + 1) of the last features of each head, twice as many as `frequencies`; others pass through.
+
+    Shapes: x (B, L, H, D), positions (B, L), frequencies (R,) -> (B, L, H, D); note that tokens come before heads.
+    Dtypes: any float in, same out; angles and the rotation in float32.   Units: as `rope_ops`; `back` turns backwards.
+    Raises: ValueError if the head has fewer features.
+    """
+    turning = 2 * frequencies.shape[0]
+    if turning > x.shape[-1]:
+        raise ValueError(f"[trailing_rope] at most {x.shape[-1]} features can turn but got {turning}")
+    angles = positions.astype(mx.float32)[..., None, None] * frequencies
+    cos, sin = mx.cos(angles), mx.sin(angles) * (-1 if back else 1)
+    still, turned = x[..., : x.shape[-1] - turning], x[..., x.shape[-1] - turning :].astype(mx.float32)
+    pairs = turned.reshape(*turned.shape[:-1], -1, 2)
+    a, b = pairs[..., 0], pairs[..., 1]
+    turned = mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(turned.shape)
+    return mx.concatenate([still, turned.astype(x.dtype)], axis=-1)
+
+
+def trailing_rope(x: mx.array, positions: mx.array, frequencies: mx.array, *, back: bool = False) -> mx.array:
+    """Choose as `rope` does; arguments and result as `trailing_rope_ops`."""
+    if not levels.cpu():
+        return trailing_rope_ops(x, positions, frequencies, back=back)
+    from mference_kernels import cpu_sparse  # noqa: PLC0415 - it imports what asks here
+
+    return cast("mx.array", cpu_sparse.trailing_rope_cpu(x, positions, frequencies, back=back))

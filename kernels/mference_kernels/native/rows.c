@@ -78,7 +78,7 @@ MF_EXPORT int mf_norm(const float *x, const uint8_t *weight, int32_t type, int64
 }
 
 /* Cosine and sine of `angle`, in double precision, for angles to 2^20; rounded to float32 at the end. */
-static void turn(float angle, float *cosine, float *sine) {
+void mf_turn(float angle, float *cosine, float *sine) {
     const double shifted = (double)angle * 0.63661977236758134 + 6755399441055744.0;
     const double n = shifted - 6755399441055744.0; /* nearest multiple of a quarter turn */
     uint64_t quarter;
@@ -114,7 +114,7 @@ static void turn_rows(void *context, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++)
         for (int64_t i = 0; i < job->half; i++) {
             float *at = job->turns + 2 * job->half * row + i;
-            turn((float)job->positions[row] * job->frequencies[i], at, at + job->half);
+            mf_turn((float)job->positions[row] * job->frequencies[i], at, at + job->half);
         }
 }
 

@@ -51,4 +51,7 @@ enum { MF_SOFTMAX = 1, MF_RENORMALISE = 2 }; /* weights: scores, else their soft
 int mf_choose_all(const float *scores, int64_t rows, int64_t experts, int64_t choices, int32_t rule, const float *scale,
                   int32_t *ids, float *weights);
 
+/* Cosine and sine of `angle`, exact to float32, for angles to 2^20. */
+void mf_turn(float angle, float *cosine, float *sine);
+
 #endif
