@@ -4,6 +4,7 @@ Products follow docs/numerics.md: the same bits for any variant, thread count, b
 """
 
 import ctypes
+import struct
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -14,6 +15,13 @@ from mference_kernels.quant import Quantized
 
 BITS, GROUPS = (2, 4, 8), (32, 64, 128)
 ACTIVATIONS: dict[Activation, int] = {activations.geglu_ops: 0, activations.swiglu_ops: 1}
+
+
+def activation_kind(activation: Activation) -> int | None:
+    """Return what the library calls an activation, or None for one it lacks; a clamp is told by the bits of its limit."""
+    if isinstance(activation, activations.ClampedSwiglu):
+        return int(struct.unpack("<i", struct.pack("<f", activation.limit))[0])
+    return ACTIVATIONS.get(activation)
 
 
 def can_multiply(w: object) -> bool:
@@ -30,7 +38,7 @@ def can_multiply(w: object) -> bool:
 def can_gate(experts: ExpertWeights, activation: Activation) -> bool:
     """Say whether the native routed block takes these experts and this activation."""
     known = all(can_multiply(w) for w in (experts.gate, experts.up, experts.down))
-    return known and activation in ACTIVATIONS
+    return known and activation_kind(activation) is not None
 
 
 def matrix_args(w: Quantized, what: str) -> native.MatrixArgs:
@@ -176,11 +184,11 @@ def _run_experts(
     y: native.Output,
 ) -> None:
     """Fill `y`; `x` and `weights` are evaluated, `slots` is where the slots of `shape` (rows, choices) lie."""
-    if activation not in ACTIVATIONS:
+    kind = activation_kind(activation)
+    if kind is None:
         raise ValueError(f"[experts] activation must be geglu or swiglu but got {activation!r}")
     if y.size:
         scale = None if weights is None else native.address(weights)
-        kind = ACTIVATIONS[activation]
         code = native.library().mf_experts(args, table, native.address(x), slots, *shape, kind, scale, y.address)
         native.check(code, "experts")
 

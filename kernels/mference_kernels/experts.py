@@ -52,7 +52,7 @@ def gated_linear_ops(x: mx.array, gate: Matrix, up: Matrix, down: Matrix, activa
 def gated_linear(x: mx.array, gate: Matrix, up: Matrix, down: Matrix, activation: Activation) -> mx.array:
     """Choose: one native call where `levels` allows it, else the definition; arguments and result as there."""
     fast = levels.cpu()
-    if fast and activation in fast.ACTIVATIONS and all(fast.can_multiply(w) for w in (gate, up, down)):
+    if fast and fast.activation_kind(activation) is not None and all(fast.can_multiply(w) for w in (gate, up, down)):
         return cast("mx.array", fast.gated_linear_cpu(x, gate, up, down, activation))
     return linear(activation(linear(x, gate), linear(x, up)), down)
 

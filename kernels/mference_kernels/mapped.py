@@ -45,7 +45,7 @@ class MappedWeights:
     def gated(self, x: mx.array, slots: mx.array, activation: Activation) -> mx.array:
         """Return what `gated_experts` does: from the addresses where the native kernels run, else from copies."""
         fast = levels.cpu()  # as `gated_experts` asks, so that slots and mappings give the same bits
-        if fast and activation in fast.ACTIVATIONS:
+        if fast and fast.activation_kind(activation) is not None:
             return cast("mx.array", fast.mapped_experts_cpu(x, slots, self._matrices(), self.table, activation))
         return mapped_experts_ops(x, slots, self, activation)
 

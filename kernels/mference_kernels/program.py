@@ -115,7 +115,7 @@ class Builder:
 
     def gated(self, x: Register, gate: Matrix, up: Matrix, down: Matrix, activation: Activation) -> Register:
         """Return down(activation(gate(x), up(x)))."""
-        kind = _fast().ACTIVATIONS.get(activation)
+        kind = _fast().activation_kind(activation)
         if kind is None:
             raise Unknown(f"activation {activation!r}")
         args = self._matrices((gate, up, down))

@@ -38,6 +38,16 @@ static mf_matrix at_slot(const mf_block *b, const mf_matrix *w, const mf_layout 
     return one;
 }
 
+/* Gates at most the limit, ups from -limit to limit; `limit` is its float32 bits. */
+static void clamp(int32_t limit, float *gates, float *ups, int64_t rows, int64_t count) {
+    const float most = mf_float_of((uint32_t)limit);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = r * MF_CHUNK; i < r * MF_CHUNK + count; i++) {
+            gates[i] = gates[i] > most ? most : gates[i];
+            ups[i] = ups[i] > most ? most : ups[i] < -most ? -most : ups[i];
+        }
+}
+
 static void gate_item(void *context, int64_t item, int worker) {
     (void)worker;
     const mf_block *b = context;
@@ -62,8 +72,9 @@ static void gate_item(void *context, int64_t item, int worker) {
             outputs[r] = ups + r * MF_CHUNK;
         }
         mf_active->product(&up, b->up_layout, &rows, first, last);
+        if (b->activation > MF_SILU) clamp(b->activation, gates, ups, count, last - first);
         for (int64_t r = 0; r < count; r++)
-            mf_active->activate(b->activation, gates + r * MF_CHUNK, ups + r * MF_CHUNK,
+            mf_active->activate(b->activation > MF_SILU ? MF_SILU : b->activation, gates + r * MF_CHUNK, ups + r * MF_CHUNK,
                                 b->hidden + pairs[r] * b->gate->out + first, last - first);
     }
 }
@@ -199,7 +210,7 @@ int mf_experts_all(const mf_matrix *w, const void *const *table, const float *x,
     for (int i = 0; i < 3; i++)
         if (mf_lay_out(w + i, layouts + i) || w[i].slots != w[0].slots) return MF_BAD_SHAPE;
     if (w[1].in != w[0].in || w[1].out != w[0].out || w[2].in != w[0].out || rows < 0 || choices < 1 ||
-        rows * choices > INT32_MAX || activation < MF_GELU_TANH || activation > MF_SILU)
+        rows * choices > INT32_MAX || activation < MF_GELU_TANH)
         return MF_BAD_SHAPE;
     mf_block block = {.gate = w,
                       .up = w + 1,
