@@ -41,8 +41,9 @@ class DsmlDecoder:
         self._text = tokenizer.detokenizer(first=False)
         self._hidden = starts_hidden(prompt, self._think, self._no_think)
         self._held = ""  # shown text that may begin a block
-        self._block: str | None = None  # text of a block so far, with what precedes it; None outside one
-        self._inside = 0  # where the block's text starts in it
+        self._block: list[str] | None = None  # pieces of a block so far, its opening first; None outside one
+        self._end = ""  # the last characters of a block, where its closing mark may have begun
+        self._size = 0
 
     def push(self, token: int) -> list[Event]:
         """Return what `token` completes."""
@@ -89,32 +90,35 @@ class DsmlDecoder:
             return ""
         start = at - len(GAP) if text[:at].endswith(GAP) else at
         yield from _shown(text[:start])
-        self._block, self._inside = text[start : at + len(OPEN)], at + len(OPEN) - start
+        self._block, self._end, self._size = [text[start : at + len(OPEN)]], "", 0
         return text[at + len(OPEN) :]
 
-    def _within(self, block: str, text: str) -> Iterator[Event]:
+    def _within(self, block: list[str], text: str) -> Iterator[Event]:
         """Add text to a block and read it when it closes; return what is left to scan."""
-        whole = block + text
-        end = whole.find(CLOSE, max(self._inside, len(block) - len(CLOSE) + 1))
-        if end < 0:
-            self._block = whole
-            if len(whole) * 4 > MAX_BLOCK_BYTES and len(whole.encode()) > MAX_BLOCK_BYTES:
-                yield from self._unread(f"the block of calls is longer than {MAX_BLOCK_BYTES} bytes")
-            return ""
-        self._block = whole[: end + len(CLOSE)]
+        ahead = self._end + text
+        at = ahead.find(CLOSE)
+        taken = len(text) if at < 0 else at + len(CLOSE) - len(self._end)
+        block.append(text[:taken])
+        self._end, self._size = ahead[1 - len(CLOSE) :], self._size + len(text[:taken].encode())
+        if self._size > MAX_BLOCK_BYTES:
+            yield from self._unread(f"the block of calls is longer than {MAX_BLOCK_BYTES} bytes")
+        elif at >= 0:
+            yield from self._read("".join(block[1:]).removesuffix(CLOSE))
+        return text[taken:]
+
+    def _read(self, inside: str) -> Iterator[Event]:
         try:
-            calls = parse_calls(whole[self._inside : end], self.tools)
+            calls = parse_calls(inside, self.tools)
         except Unreadable as reason:
             yield from self._unread(str(reason))
-        else:
-            self._block = None
-            for name, arguments in calls:
-                yield ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=arguments)
-        return whole[end + len(CLOSE) :]
+            return
+        self._block = None
+        for name, arguments in calls:
+            yield ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=arguments)
 
     def _unread(self, reason: str) -> list[Event]:
-        block, self._block = self._block or "", None
-        return [Malformed(reason), Text(block)]
+        block, self._block = self._block or [], None
+        return [Malformed(reason), Text("".join(block))]
 
     def _released(self) -> list[Event]:
         held, self._held = self._held, ""
