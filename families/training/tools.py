@@ -260,6 +260,7 @@ def conversation(rng: Random) -> tuple[list[chats.Message], list[Schema]]:
         uses += [u for u in (calculate(rng), calculate(rng)) if len(u.arguments) == 2]
         uses = [u for u in uses if "expression" not in u.about] if len(uses) > len(makers) else uses
     uses = list({u.about.split()[0] + u.name.split("_")[0]: u for u in uses}.values())
+    uses = list({u.name: u for u in uses}.values())
     use = rng.choice(uses)
     schemas = [u.schema(rng) for u in uses]
     messages = chats.opening(rng)

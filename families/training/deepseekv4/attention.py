@@ -20,7 +20,11 @@ W, H, D = config.WINDOW_TOKENS, config.HEADS, config.HEAD_DIM
 
 
 class Windows:
-    """The windows of `rate` tokens that close in each row: at most E, in order, those that are none marked so."""
+    """The windows of `rate` tokens that close in each row: E places in order, those that are left over never visible.
+
+    `tokens` are the tokens to pool, rows end to end, the `taken` - `rate` before a window with it; `slots` (B, E, taken)
+    says which of them are of the same document; `first` (B, E) is the position of a window's first token.
+    """
 
     def __init__(self, rate: int, taken: int, place: Tensor, position: Tensor, document: Tensor) -> None:
         rows, length = position.shape
@@ -28,12 +32,11 @@ class Windows:
         end = torch.where(closes, place, length).sort(1).values[:, : length // rate]
         real = end < length
         end = end.clamp_max(length - 1)
-        token = end[..., None] - taken + 1 + torch.arange(taken, device=place.device)
         at = position.gather(1, end)
-        self.slots = (at[..., None] >= taken - 1 - torch.arange(taken, device=place.device)) | (
-            torch.arange(taken, device=place.device) >= taken - rate
-        )
-        self.tokens = (token.clamp_min(0) + torch.arange(rows, device=place.device)[:, None, None] * length).flatten()
+        back = torch.arange(taken - 1, -1, -1, device=place.device)
+        self.slots = (at[..., None] >= back) | (back < rate)
+        start = torch.arange(rows, device=place.device)[:, None, None] * length
+        self.tokens = ((end[..., None] - back).clamp_min(0) + start).flatten()
         self.first = (at - rate + 1).clamp_min(0)
         same = document[:, :, None] == document.gather(1, end)[:, None]
         self.visible = same & real[:, None] & (end[:, None] <= place[:, None])
@@ -65,7 +68,8 @@ class Rows:
 
     @staticmethod
     def _turn(model: nn.Module, position: Tensor, label: str) -> tuple[Tensor, Tensor]:
-        return model.model.rotary_emb(torch.zeros(1, device=position.device), position, label)
+        angles = position[..., None].float() * getattr(model.model.rotary_emb, f"{label}_inv_freq")
+        return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -93,7 +97,7 @@ def entries(
     a, g = F.linear(u, kv).flatten(0, 1), F.linear(u, gate).flatten(0, 1)
     size = norm.shape[0]
     rate, taken = bias.shape[0], slots.shape[-1]
-    a, g = (t[tokens].unflatten(0, slots.shape).float() for t in (a, g))
+    a, g = (t.index_select(0, tokens).unflatten(0, slots.shape).float() for t in (a, g))
     if taken > rate:  # the window before in its first series, then this window in its second
         a, g = (torch.cat((t[:, :, :rate, :size], t[:, :, rate:, size:]), 2) for t in (a, g))
         bias = torch.cat((bias[:, :size], bias[:, size:]))
@@ -102,12 +106,11 @@ def entries(
 
 
 def attend(
-    q: Tensor, rows: Tensor, pooled: Tensor | None, sinks: Tensor, near: Tensor, seen: Tensor | None
+    q: Tensor, rows: Tensor, pooled: Tensor | None, sinks: Tensor, near: Tensor, seen: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """Return the heads' outputs (B, L, H, D), and what share of their attention entries get (B, L, E), summed."""
     B, L = rows.shape[:2]
     blocks = L // W
-    dtype = torch.get_autocast_dtype(q.device.type) if torch.is_autocast_enabled(q.device.type) else q.dtype
     q, rows = q.to(dtype), rows.to(dtype)
     before = rows.view(B, blocks, W, D)
     keys = torch.cat((F.pad(before[:, :-1], (0, 0, 0, 0, 1, 0)), before), 2)
@@ -130,10 +133,9 @@ def attend(
     return out + (far @ pooled).view(B, L, H, D), far.detach().view(B, L, H, -1).sum(2, dtype=torch.float32)
 
 
-def finish(o: Tensor, cos: Tensor, sin: Tensor, o_a: Tensor, o_b: Tensor) -> Tensor:
+def finish(o: Tensor, cos: Tensor, sin: Tensor, o_a: Tensor, o_b: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn the outputs back by the queries' positions and project them in groups of heads."""
     o = rotate(o, cos[:, :, None], -sin[:, :, None]).unflatten(2, (config.O_GROUPS, -1)).flatten(3)
-    dtype = torch.get_autocast_dtype(o.device.type) if torch.is_autocast_enabled(o.device.type) else o.dtype
     mid = torch.einsum("blgi,goi->blgo", o.to(dtype), o_a.view(config.O_GROUPS, config.O_LORA, -1).to(dtype))
     return F.linear(mid.flatten(2), o_b)
 
@@ -144,11 +146,7 @@ def index_scores(part: nn.Module, low: Tensor, u: Tensor, keys: Tensor, cos: Ten
     q = rotate(q, cos[:, :, None], sin[:, :, None])
     c = F.linear(u, part.scorer.weights_proj.weight).float() * config.INDEX_HEADS**-0.5
     met = torch.einsum("blhd,bed->blhe", q, keys).relu().float() * config.INDEX_DIM**-0.5
-    return (
-        torch.einsum("blhe,blh->ble", met, c)
-        if not torch.is_autocast_enabled(q.device.type)
-        else (met * c[..., None]).sum(2)
-    )
+    return (met * c[..., None]).sum(2)
 
 
 def index_loss(scores: Tensor, share: Tensor, visible: Tensor) -> Tensor:
@@ -166,7 +164,9 @@ class Attention:
     def __init__(self, *pieces: Callable[..., Any]) -> None:
         self.queries_and_rows, self.entries, self.attend, self.finish = pieces
 
-    def __call__(self, part: nn.Module, u: Tensor, rows: Rows, rate: int, *, late: bool) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, part: nn.Module, u: Tensor, rows: Rows, rate: int, dtype: torch.dtype, *, late: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return a layer's attention for normed tokens `u` (B, L, D), and its indexer's loss."""
         cos, sin = rows.turn[rate > 0]
         low, q, kv = self.queries_and_rows(
@@ -185,10 +185,10 @@ class Attention:
             if torch.is_grad_enabled():
                 few = rows.asked
                 scores = index_scores(indexer, still_low[:, few], still[:, few], keys, cos[:, few], sin[:, few])
-        out, share = self.attend(q, kv, pooled, part.sinks, rows.near, seen)
+        out, share = self.attend(q, kv, pooled, part.sinks, rows.near, seen, dtype)
         if scores is not None and share is not None:
             loss = index_loss(scores, share[:, rows.asked], seen[:, rows.asked])
-        return self.finish(out, cos, sin, part.o_a_proj.weight, part.o_b_proj.weight), loss
+        return self.finish(out, cos, sin, part.o_a_proj.weight, part.o_b_proj.weight, dtype), loss
 
     def _pool(self, part: nn.Module, u: Tensor, rows: Rows, rate: int) -> Tensor:
         windows = rows.windows[rate]

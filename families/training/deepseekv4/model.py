@@ -22,7 +22,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4ForCa
 BOS = 0
 TIED: dict[str, str] = {}
 """Parameters that are another one, and are not stored: none here."""
-BIAS_STEP = 1e-3
+BIAS_STEP = 5e-3
 STD = 0.05
 
 
@@ -115,7 +115,6 @@ class Trainer:
 
     def hidden(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Return the last streams, the indexers' summed loss, and the experts' shares per layer (L, E)."""
-        del dtype
         base = self.model.model
         rows = attention.Rows(self.model, ids)
         x = base.embed_tokens(ids).float()[:, :, None].expand(-1, -1, config.STREAMS, -1)
@@ -123,7 +122,7 @@ class Trainer:
         shares = []
         for layer, rate in zip(base.layers, config.RATIOS, strict=True):
             u, post, comb = self.connect(x, *streams.weights(layer.attn_hc), layer.input_layernorm.weight)
-            y, loss = self.attention(layer.self_attn, u, rows, rate, late=self.late)
+            y, loss = self.attention(layer.self_attn, u, rows, rate, dtype, late=self.late)
             x = self.mix(x, y, post, comb)
             index_loss = index_loss + loss
             u, post, comb = self.connect(x, *streams.weights(layer.ffn_hc), layer.post_attention_layernorm.weight)
@@ -148,10 +147,10 @@ class Trainer:
 
     @torch.no_grad()
     def balance(self, shares: Tensor) -> None:
-        """Raise the bias of experts chosen less than their even share, lower that of the others, by one step."""
+        """Raise the bias of experts chosen less than their even share, lower that of the others, by a step at most."""
         for layer, share in zip(self.model.model.layers, shares, strict=True):
             if not hasattr(layer.mlp.gate, "tid2eid"):
-                layer.mlp.gate.e_score_correction_bias += BIAS_STEP * (share.mean() - share).sign()
+                layer.mlp.gate.e_score_correction_bias += BIAS_STEP * (1 - share / share.mean()).clamp_min(-1)
 
     def _head(self) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
         base = self.model.model
