@@ -7,7 +7,7 @@ head comment has the grammar of a conversation.
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -79,7 +79,7 @@ class DsmlDecoder:
             else:
                 text = yield from self._within(self._block, text)
 
-    def _before(self, text: str) -> Iterator[Event]:
+    def _before(self, text: str) -> Generator[Event, None, str]:
         """Show text up to a block or to what may become one; return what is left to scan."""
         text, self._held = self._held + text, ""
         at = text.find(OPEN)
@@ -93,7 +93,7 @@ class DsmlDecoder:
         self._block, self._end, self._size = [text[start : at + len(OPEN)]], "", 0
         return text[at + len(OPEN) :]
 
-    def _within(self, block: list[str], text: str) -> Iterator[Event]:
+    def _within(self, block: list[str], text: str) -> Generator[Event, None, str]:
         """Add text to a block and read it when it closes; return what is left to scan."""
         ahead = self._end + text
         at = ahead.find(CLOSE)

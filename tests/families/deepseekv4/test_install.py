@@ -154,7 +154,7 @@ def test_shapes_of_the_published_checkpoint() -> None:
 
 def test_both_spellings_have_the_same_places() -> None:
     """Every published name of the tiny checkpoint is placed where its converted one is, experts role by role."""
-    plan = install_plan(CONTRACT.accept(CONTRACT.from_config(json.loads((REFERENCE / "config.json").read_text()))))
+    plan = mference_deepseekv4.mference_install_plan(arch=opened(REFERENCE).arch)
     published = [name for name in read_names(REFERENCE) if ".ffn.experts." not in name]
     places = [plan.place(name) for name in published]
     assert all(isinstance(place, ResidentPlace) for place in places)
