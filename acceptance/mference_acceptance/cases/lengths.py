@@ -6,7 +6,7 @@ from random import Random
 import mlx.core as mx
 
 from mference_acceptance.arrays import number
-from mference_acceptance.case import Figures, require, within
+from mference_acceptance.case import LAYER_BAR, Figures, require, within
 from mference_acceptance.cases.parity import golden_bar
 from mference_acceptance.context import Context
 from mference_acceptance.runs import Trace
@@ -73,7 +73,8 @@ def _every_logits(engine: Engine, ids: Sequence[int]) -> mx.array:
     trace = Trace()
     last = engine.session().prefill(ids, observe=trace)
     every = engine.graph.head(trace.outputs[len(engine.graph.layers) - 1][0])[0]
-    within(last, every[-1], 0.0, "last logits of the session beside the head's")
+    exact = mx.default_device() == mx.Device(mx.cpu)  # elsewhere a product of one row is another kernel's
+    within(last, every[-1], 0.0 if exact else LAYER_BAR, "last logits of the session beside the head's")
     require(bool(mx.isfinite(every).all()), f"logits of {len(ids)} tokens are not finite")
     return every
 
