@@ -2,6 +2,8 @@
 
 import mlx.core as mx
 
+from mference_kernels import levels
+
 
 def causal_conv_ops(x: mx.array, tail: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
     """Filter each channel over its own past; return the result and the tail for the next call.
@@ -25,4 +27,11 @@ def causal_conv_ops(x: mx.array, tail: mx.array, weight: mx.array) -> tuple[mx.a
     return total, rows[:, L:]
 
 
-causal_conv = causal_conv_ops
+def causal_conv(x: mx.array, tail: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
+    """Choose: native where `levels` allows it and the taps are few, else `causal_conv_ops`; the same bits."""
+    if levels.cpu() is not None:
+        from mference_kernels import cpu_delta  # noqa: PLC0415 - it imports this module's neighbours
+
+        if cpu_delta.can_filter(weight):
+            return cpu_delta.causal_conv_cpu(x, tail, weight)
+    return causal_conv_ops(x, tail, weight)

@@ -9,6 +9,8 @@ Source: arXiv 2412.06464. Several value heads may share one key head: head h rea
 
 import mlx.core as mx
 
+from mference_kernels import levels
+
 CHUNK_TOKENS = 64
 """Tokens the chunked form takes at once on GPUs, where matrix products cost little."""
 
@@ -31,7 +33,7 @@ def gated_delta_ops(
     outputs (B, L, Hv, Dv) and the state after them.   Dtypes: float32.
     q and k come normalised and scaled.   Raises: ValueError if Hk does not divide Hv or the state does not fit.
     """
-    _check(q, v, state)
+    check_delta(q, v, state)
     _, L, Hk, _ = q.shape
     Hv = v.shape[2]
     held, repeat, outputs = state, Hv // Hk, []
@@ -61,7 +63,7 @@ def gated_delta_chunked(
     chunks at once; only the state goes from chunk to chunk. `chunk` is a power of two.
     Within `CHUNK_BAR` of the definition.
     """
-    _check(q, v, state)
+    check_delta(q, v, state)
     if chunk < 1 or chunk & (chunk - 1):
         raise ValueError(f"[gated_delta] chunk must be a power of two but got {chunk}")
     length = q.shape[1]
@@ -134,7 +136,8 @@ def unit_lower_inverse(a: mx.array) -> mx.array:
     return inverse[..., 0, :, :]
 
 
-def _check(q: mx.array, v: mx.array, state: mx.array) -> None:
+def check_delta(q: mx.array, v: mx.array, state: mx.array) -> None:
+    """Raise ValueError for heads or a state that do not fit."""
     keys, values = q.shape[2], v.shape[2]
     if values % keys:
         raise ValueError(f"[gated_delta] key heads must divide {values} but got {keys}")
@@ -146,7 +149,11 @@ def _check(q: mx.array, v: mx.array, state: mx.array) -> None:
 def gated_delta(
     q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Take one token by the definition, more in chunks of the device's size; arguments as `gated_delta_ops`."""
+    """Choose: native where `levels` allows it, else one token by the definition, more in chunks of the device's size."""
+    if levels.cpu() is not None:
+        from mference_kernels import cpu_delta  # noqa: PLC0415 - it imports this module
+
+        return cpu_delta.gated_delta_cpu(q, k, v, log_decay, beta, state)
     if q.shape[1] == 1:
         return gated_delta_ops(q, k, v, log_decay, beta, state)
     chunk = CPU_CHUNK_TOKENS if mx.default_device() == mx.Device(mx.cpu) else CHUNK_TOKENS
