@@ -42,7 +42,7 @@ class Row:
     session: Session
     sampler: Sampler
     left: int
-    logits: mx.array | None = None
+    logits: mx.array | None = field(default=None, repr=False)
     logprobs: int | None = None
     constraint: Constraint | None = None
     stop_ids: Sequence[int] = ()

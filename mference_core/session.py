@@ -24,9 +24,9 @@ class Session:
     """
 
     engine: "Engine"
-    tokens: list[int] = field(factory=list, init=False)
-    states: tuple[LayerState, ...] = field(init=False)
-    _marks: tuple[Snapshot, ...] | None = field(default=None, init=False)
+    tokens: list[int] = field(factory=list, init=False, repr=False)
+    states: tuple[LayerState, ...] = field(init=False, repr=False)  # to print arrays is to compute them
+    _marks: tuple[Snapshot, ...] | None = field(default=None, init=False, repr=False)
     _broken: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -4,8 +4,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from threading import Condition, Thread
+from concurrent.futures import Future
+from threading import Condition, Thread, current_thread
 from typing import Self
 
 import mlx.core as mx
@@ -20,6 +20,8 @@ from mference_core.sampling import MAX_LOGPROBS, Sampler
 from mference_core.scheduler.pace import Pace
 from mference_core.scheduler.request import Deliver, Request, Ticket
 from mference_core.scheduler.task import Task
+
+THREAD = "mference-scheduler"
 
 
 @frozen(kw_only=True)
@@ -55,6 +57,8 @@ class Load:
 class Scheduler:
     """Serves many requests on one model; its thread is the only one that uses `engine` from now on.
 
+    An array that is not computed yet can only be computed on the thread it was written on, so an engine is best loaded
+    by `loading`; one that was loaded here takes a token here first, so that nothing is left to compute.
     Tokens of all running requests are made together, one call a step. Prompts are taken by pieces between such steps:
     while both are wanted each has half of the time. A request's answer is what it would be alone, to the bit where the
     backend's products do not depend on the number of rows.
@@ -62,6 +66,7 @@ class Scheduler:
 
     engine: Engine
     options: SchedulerOptions = field(factory=SchedulerOptions)
+    _thread: Thread | None = field(default=None, repr=False)
     _changed: Condition = field(factory=Condition, init=False, repr=False)
     _waiting: deque[Task] = field(factory=deque, init=False, repr=False)
     _prefilling: deque[Task] = field(factory=deque, init=False, repr=False)
@@ -73,15 +78,38 @@ class Scheduler:
     _totals: dict[str, int] = field(factory=dict, init=False)
     _closing: bool = field(default=False, init=False)
     _stop: bool = field(default=False, init=False)
-    _thread: Thread = field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         self._pace = Pace(self.options.call_seconds)
         self._totals = dict.fromkeys(
             ("requests", "failed", "prompt_tokens", "cached_tokens", "new_tokens", "decode_steps"), 0
         )
-        self._thread = Thread(target=self._run, name="mference-scheduler", daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            mx.eval(self.engine.session().prefill([0]))
+            self._thread = Thread(target=self._run, name=THREAD, daemon=True)
+            self._thread.start()
+
+    @classmethod
+    def loading(cls, load: Callable[[], Engine], options: SchedulerOptions | None = None) -> "Scheduler":
+        """Load a model on the thread that will use it, and serve it; it is closed with the scheduler.
+
+        Raises what `load` does.
+        """
+        ready: Future[Scheduler] = Future()
+
+        def serve() -> None:
+            try:
+                engine = load()
+                scheduler = cls(engine=engine, options=options or SchedulerOptions(), thread=current_thread())
+            except BaseException as error:  # noqa: BLE001  it is raised where it was asked for
+                ready.set_exception(error)
+                return
+            ready.set_result(scheduler)
+            with engine:
+                scheduler._run()
+
+        Thread(target=serve, name=THREAD, daemon=True).start()
+        return ready.result()
 
     # Called from any thread.
 
@@ -139,6 +167,7 @@ class Scheduler:
             self._changed.wait_for(lambda: not self._active(), timeout=drain_seconds)
             self._stop = True
             self._changed.notify_all()
+        assert self._thread is not None
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -208,7 +237,7 @@ class Scheduler:
         prompt = task.request.prompt
         with self._changed:
             for held in (self._waiting, self._prefilling, self._decoding, self._twins.get(prompt, [])):
-                with suppress(ValueError):
+                if task in held:
                     held.remove(task)
             leads = prompt in self._twins and all(other.request.prompt != prompt for other in self._prefilling)
             heirs = self._twins.pop(prompt, []) if leads else []
