@@ -22,7 +22,7 @@ SOURCES = {
 FAMILIES = sorted(set(SOURCES) - {CORE, KERNELS, GATE})
 
 LIBRARIES = {
-    CORE: {"attrs", "mlx", "pluggy", "platformdirs", "tokenizers", "click", "rich", "jinja2", "httpx"},
+    CORE: {"attrs", "mlx", "pluggy", "platformdirs", "tokenizers", "click", "rich", "jinja2", "httpx", "starlette", "uvicorn"},
     KERNELS: {"mlx", "attrs"},
     GATE: {"mlx", "attrs", "pytest"},
 }

@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI and Anthropic dialects over one internal request, strict about what it is asked."""
