@@ -17,6 +17,7 @@ import layout
 import model as demo
 import quant
 import torch
+from evaluate import unpack
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -108,6 +109,13 @@ def make_trainer(model: torch.nn.Module, ids: Tensor, *, compiled: bool) -> demo
     return trainer
 
 
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    """Return the weights in a folder: those of a checkpoint, or what an exported packed directory dequantises to."""
+    if (folder / "config.json").exists():
+        return unpack(load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text()))
+    return {name: w for path in sorted(folder.glob("weights-*.safetensors")) for name, w in load_file(path).items()}
+
+
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
@@ -123,7 +131,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
-    parser.add_argument("--init", type=Path, help="go on from the weights in this folder")
+    parser.add_argument(
+        "--init", type=Path, help="go on from the weights in this folder: a checkpoint or a packed export"
+    )
     parser.add_argument(
         "--seconds", type=float, default=1e9, help="a schedule shorter in time ends then, decay and all"
     )
@@ -142,9 +152,7 @@ def main() -> None:
     device = torch.device(options.device)
     model = demo.build(options.seed)
     if options.init:
-        weights = {
-            n: w for path in sorted(options.init.glob("weights-*.safetensors")) for n, w in load_file(path).items()
-        }
+        weights = weights_of(options.init)
         model.load_state_dict(weights | {name: weights[of] for name, of in demo.TIED.items()})
     model = model.to(device)
     print(f"difference from the transformers class: {demo.check(model):.2e}", flush=True)

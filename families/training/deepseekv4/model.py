@@ -117,7 +117,7 @@ class Trainer:
         """Return the last streams, the indexers' summed loss, and the experts' shares per layer (L, E)."""
         base = self.model.model
         rows = attention.Rows(self.model, ids)
-        x = base.embed_tokens(ids).float()[:, :, None].expand(-1, -1, config.STREAMS, -1)
+        x = base.embed_tokens(ids).float()[:, :, None].expand(-1, -1, config.STREAMS, -1).contiguous()
         index_loss = x.new_zeros(())
         shares = []
         for layer, rate in zip(base.layers, config.RATIOS, strict=True):

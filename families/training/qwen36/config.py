@@ -17,7 +17,7 @@ GROUP_SIZE = 64
 BITS = 4
 GATE_BITS = 8
 
-SHARES = {"story": 22, "chat-memory": 11, "tools": 30}
+SHARES = {"story": 14, "chat-story": 8, "chat-fact": 40, "chat-style": 8, "chat-memory": 10, "tools": 26}
 """Kinds of documents that come more or less often than the shared lessons say."""
 
 
