@@ -8,7 +8,6 @@ from mference_core.cli.options import load_options, model_options, notice, quiet
 from mference_core.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
-    from mference_core.engine import Engine
     from mference_core.generate import GenerateOptions
     from mference_core.locate import Found
     from mference_core.scheduler.scheduler import Scheduler
@@ -61,15 +60,14 @@ def command(**values: Any) -> None:
 
     from mference_core.engine import Engine  # noqa: PLC0415
     from mference_core.locate import find_model  # noqa: PLC0415
+    from mference_core.scheduler.scheduler import Scheduler, SchedulerOptions  # noqa: PLC0415
 
     with listening:
         found = find_model(values["family"], values["model"], say)
-        with Engine.load(found.family, found.path, load, say) as engine:
-            _warm(engine)
-            with _scheduler(engine, values) as scheduler:
-                state = _state(engine, scheduler, found, defaults, values)
-                url = address.url(listening.getsockname()[1])
-                _run(state, policy, listening, url, values)
+        options = SchedulerOptions(max_active=values["max_active"], max_waiting=values["max_waiting"])
+        with Scheduler.loading(lambda: Engine.load(found.family, found.path, load, say), options) as scheduler:
+            state = _state(scheduler, found, defaults, values)
+            _run(state, policy, listening, address.url(listening.getsockname()[1]), values)
 
 
 def _defaults(values: dict[str, Any]) -> "GenerateOptions":
@@ -84,20 +82,6 @@ def _defaults(values: dict[str, Any]) -> "GenerateOptions":
     return GenerateOptions(max_new=values["max_new"], sampling=sampling)
 
 
-def _warm(engine: "Engine") -> None:
-    """Compute a few tokens, so that all there is to load is loaded, here and not on the scheduler's thread."""
-    session = engine.session()
-    session.prefill([0] * min(4, engine.context - 1))
-    session.decode(0).tolist()
-
-
-def _scheduler(engine: "Engine", values: dict[str, Any]) -> "Scheduler":
-    from mference_core.scheduler.scheduler import Scheduler, SchedulerOptions  # noqa: PLC0415
-
-    options = SchedulerOptions(max_active=values["max_active"], max_waiting=values["max_waiting"])
-    return Scheduler(engine=engine, options=options)
-
-
 def model_name(found: "Found", given: str | None) -> str:
     """Return what clients call the model: as given, else its directory's name, an embedded demo after its family."""
     demo = found.family.family.demo
@@ -110,15 +94,14 @@ def model_name(found: "Found", given: str | None) -> str:
     return found.path.resolve().name.removesuffix(".gturbo") or found.family.family.name
 
 
-def _state(
-    engine: "Engine", scheduler: "Scheduler", found: "Found", defaults: "GenerateOptions", values: dict[str, Any]
-) -> "State":
+def _state(scheduler: "Scheduler", found: "Found", defaults: "GenerateOptions", values: dict[str, Any]) -> "State":
     from mference_core.server.exchange import State  # noqa: PLC0415
     from mference_core.server.figures import engine_figures  # noqa: PLC0415
     from mference_core.server.metrics import Metrics  # noqa: PLC0415
     from mference_core.server.served import Served  # noqa: PLC0415
     from mference_core.tokens import Tokenizer  # noqa: PLC0415
 
+    engine = scheduler.engine
     folder = engine.checkpoint.tokenizer_dir
     if folder is None:
         raise RequestError(

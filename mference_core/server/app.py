@@ -22,7 +22,7 @@ from mference_core.server import pages
 from mference_core.server.bodies import Gone, read_json
 from mference_core.server.chat_completions import ChatCompletions
 from mference_core.server.completions import Completions
-from mference_core.server.errors import ANTHROPIC, OPENAI, ApiError, draining, internal
+from mference_core.server.errors import ANTHROPIC, OPENAI, ApiError, internal
 from mference_core.server.exchange import Dialect, State, respond
 from mference_core.server.messages import Messages, count_request
 from mference_core.server.models import get_model, list_models
@@ -169,8 +169,7 @@ class Guard:
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send, told: "_Told") -> None:
         try:
             self.policy.check(scope["method"], scope["path"], headers, page=pages.owns(scope["path"]))
-            if self.state.draining:
-                raise draining()
+            self.state.check_open()
             if scope["method"] == "OPTIONS" and self.policy.cors(headers.get("origin")):
                 asked = headers.get("access-control-request-headers", "")
                 allowed = {"access-control-allow-headers": asked} if _names(asked) else {}
@@ -181,7 +180,7 @@ class Guard:
             await error_response(scope, error)(scope, receive, send)
         except Gone:
             told.reason = "the client went away"
-        except Exception:  # the last line: whatever it is, the client learns nothing of it
+        except Exception:  # noqa: BLE001  the last line: whatever it is, the client learns nothing of it
             told.reason = "internal error"
             for line in traceback.format_exc().splitlines():
                 self.log(f"{scope['mference.id']} {line}")

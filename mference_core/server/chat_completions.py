@@ -218,8 +218,8 @@ class ChatWriter:
     def _logprobs(self, tokens: Iterable[LogProbs]) -> dict[str, Any]:
         return {"content": [shared.logprob_entry(self.tokenizer, entry) for entry in tokens], "refusal": None}
 
-    def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish} | more
+    def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         usage = {"usage": None} if self.with_usage else {}
         return sse.encode(self._head("chat.completion.chunk") | {"choices": [choice]} | usage)
 
@@ -232,8 +232,8 @@ class ChatWriter:
         """Yield a piece as one chunk, a call as several."""
         match piece:
             case Said(text, tokens):
-                logprobs = {"logprobs": self._logprobs(tokens)} if self.with_logprobs else {}
-                yield self._chunk(index, {"content": text}, **logprobs)
+                logprobs = self._logprobs(tokens) if self.with_logprobs else None
+                yield self._chunk(index, {"content": text}, logprobs=logprobs)
             case Thought(text):
                 yield self._chunk(index, {"reasoning_content": text})
             case ToolCall(identity, name, arguments):

@@ -51,9 +51,9 @@ def refused(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(message=message, param=param or None, code=code)
 
 
-def busy(message: str) -> ApiError:
+def busy(message: str, seconds: int = BUSY_SECONDS) -> ApiError:
     """Return the 429 of a full queue; clients of both makers wait as told and try again."""
-    return ApiError(status=429, message=message, code="queue_full", headers={"retry-after": str(BUSY_SECONDS)})
+    return ApiError(status=429, message=message, code="queue_full", headers={"retry-after": str(seconds)})
 
 
 def internal() -> ApiError:
@@ -91,7 +91,7 @@ def api_error(error: MferenceError, param: str | None = None) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(message=str(error), param=param or named(error.what))
     if isinstance(error, Busy):
-        return busy(str(error))
+        return busy(str(error), error.retry_after_seconds)
     if isinstance(error, NumericError):
         return ApiError(status=500, message=str(error), code="not_finite", headers={"x-should-retry": "false"})
     return internal()

@@ -15,7 +15,7 @@ from mference_core.errors import MferenceError
 from mference_core.server import sse
 from mference_core.server.answers import Answers, Piece, Track
 from mference_core.server.bodies import Gone, read_json
-from mference_core.server.errors import ApiError, api_error, busy, internal
+from mference_core.server.errors import ApiError, api_error, busy, draining, internal
 from mference_core.server.metrics import Metrics
 from mference_core.server.requests import Ask
 from mference_core.server.served import Prepared, Served
@@ -99,6 +99,11 @@ class State:
             yield
         finally:
             self.active -= 1
+
+    def check_open(self) -> None:
+        """Raise `ApiError` 503 once the server is about to end."""
+        if self.draining:
+            raise draining()
 
     def cancel_all(self) -> None:
         """End every running answer."""

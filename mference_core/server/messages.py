@@ -148,7 +148,7 @@ def inert_fields(record: Record, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the given fields that change nothing."""
     effortless = "output_config" in given and given.get("thinking", {"type": "disabled"})["type"] == "disabled"
     extra = ["output_config.effort"] if effortless and "effort" in given["output_config"] else []
-    return tuple([*record.inert(given), *extra])
+    return (*record.inert(given), *extra)
 
 
 class Messages:

@@ -58,7 +58,7 @@ class PatientProtocol(H11Protocol):
             self._stall_clock = self.loop.call_later(self.stall_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Stop waiting: the client reads again."""
         self._stop_stall_clock()
         super().resume_writing()
 

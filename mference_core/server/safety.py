@@ -65,8 +65,8 @@ class Policy:
     """
 
     bind: str = "127.0.0.1"
-    hosts: frozenset[str] = field(default=frozenset(), converter=lambda names: frozenset(n.lower() for n in names))
-    origins: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
     token: str | None = field(default=None, repr=False)
     open_paths: ClassVar[tuple[str, ...]] = ("/health", "/openapi.json")
 
@@ -80,10 +80,10 @@ class Policy:
                 what=f"--bind {bind} without a token",
                 remedy="set MFERENCE_TOKEN (or --token), or bind to 127.0.0.1",
             )
-        checked = [check_origin(origin) for origin in origins]
+        checked = frozenset(map(check_origin, origins))
         if ANY in checked and token is None:
             raise UsageError(what="--allow-origin * without a token", remedy="name the origins, or set MFERENCE_TOKEN")
-        return cls(bind=bind, hosts=hosts, origins=checked, token=token)
+        return cls(bind=bind, hosts=frozenset(map(str.lower, hosts)), origins=checked, token=token)
 
     def check(self, method: str, path: str, headers: Headers, *, page: bool) -> None:
         """Raise `ApiError` unless this request may be answered; `page` is a path of the page, which holds no secret."""
