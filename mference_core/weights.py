@@ -77,7 +77,8 @@ class Weights:
     def __init__(self, weights: Mapping[str, Weight], dtype: mx.Dtype, product_dtype: mx.Dtype) -> None:
         self.dtype, self.product_dtype = dtype, product_dtype
         self._weights = weights
-        self._made: dict[str, mx.array | Matrix] = {}
+        self._arrays: dict[str, mx.array] = {}
+        self._matrices: dict[str, Matrix] = {}
 
     def _weight(self, name: str) -> Weight:
         if name not in self._weights:
@@ -89,22 +90,18 @@ class Weights:
 
         Raises `ManifestError` if it is missing or quantised.
         """
-        if name not in self._made:
+        if name not in self._arrays:
             weight = self._weight(name)
             if weight.quant is not None:
                 raise ManifestError(what=f"tensor {name}", got="quantised", expected="plain values")
-            self._made[name] = _plain(weight)
-        made = self._made[name]
-        assert isinstance(made, mx.array)
-        return made
+            self._arrays[name] = _plain(weight)
+        return self._arrays[name]
 
     def matrix(self, name: str) -> Matrix:
         """Return a matrix [out, in] for products, dense or quantised as stored."""
-        if name not in self._made:
-            self._made[name] = self._matrix(self._weight(name))
-        made = self._made[name]
-        assert not isinstance(made, mx.array)
-        return made
+        if name not in self._matrices:
+            self._matrices[name] = self._matrix(self._weight(name))
+        return self._matrices[name]
 
     def _matrix(self, weight: Weight) -> Matrix:
         if weight.quant is None:
@@ -129,7 +126,7 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors made so far."""
-        return sum(made.nbytes for made in self._made.values())
+        return sum(made.nbytes for held in (self._arrays, self._matrices) for made in held.values())
 
 
 def _held_companions(weight: Weight, quant: Quant, product: mx.Dtype) -> mx.Dtype:

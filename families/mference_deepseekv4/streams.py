@@ -15,7 +15,11 @@ norm = partial(rms_norm, eps=RMS_EPS)
 
 
 class LayerRows(NamedTuple):
-    """Streams (B, L, S, H) that a block has read, its input `rows` (B, L, H), and how its output is to be written."""
+    """Streams (B, L, S, H) that a block has read, its input `rows` (B, L, H), and how its output is to be written.
+
+    Streams have the dtype of hidden rows, all else is float32: half-precision rounding would change which entries an
+    indexer picks.
+    """
 
     streams: mx.array
     rows: mx.array
@@ -42,7 +46,7 @@ class Site:
         """Return what the block reads of streams x (B, L, S, H), normalised."""
         B, L, S, H = x.shape
         read = read_streams(x.reshape(B * L, S, H), self.mixer)
-        rows = norm(read.u, self.norm).astype(x.dtype).reshape(B, L, H)
+        rows = norm(read.u, self.norm).reshape(B, L, H)
         return LayerRows(streams=x, rows=rows, post=read.post.reshape(B, L, S), mix=read.mix.reshape(B, L, S, S))
 
 

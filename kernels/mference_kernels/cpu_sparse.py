@@ -38,8 +38,8 @@ def sparse_attention_cpu(
     out = native.Output((L, H, D))
     if out.size:
         wide, weights = native.evaluated(q, mx.float32), native.evaluated(sinks, mx.float32)
-        held_rows, at_rows, _ = native.heads(rows[None])
-        pool, at_pool = (entries, None) if not entries.size else native.heads(entries[None])[:2]
+        held_rows, at_rows, _ = native.heads(rows.astype(mx.float32)[None])
+        pool, at_pool = (entries, None) if not entries.size else native.heads(entries.astype(mx.float32)[None])[:2]
         which = None if picks is None or not picks.size else native.evaluated(picks, mx.int32)
         args = native.SparseArgs(
             *(native.address(wide), at_rows, at_pool, native.address(weights)),
@@ -66,7 +66,7 @@ def pick_entries_cpu(
     picks = (ctypes.c_int32 * (L * most))()
     if L * most:
         wide, scores = native.evaluated(q, mx.float32), native.evaluated(weights, mx.float32)
-        pool, at_pool, _ = native.heads(keys[None])
+        pool, at_pool, _ = native.heads(keys.astype(mx.float32)[None])
         args = native.PickingArgs(
             *(native.address(wide), native.address(scores), at_pool, ctypes.addressof(picks)),
             *(L, H, D, E, query_start, rate, most, scale),

@@ -10,6 +10,7 @@ from mference_acceptance.arrays import number
 from mference_acceptance.case import PRODUCT_BAR, CaseFailed, Figures, require
 from mference_acceptance.context import Context
 from mference_core.engine import Engine
+from mference_core.weights import FLOATS
 from mference_kernels import levels, native, quant
 from mference_kernels.quant import Matrix, Quantized
 
@@ -50,7 +51,7 @@ Multiply = Callable[[mx.array], mx.array]
 def _matrices(engine: Engine) -> Iterator[tuple[str, Matrix, Multiply]]:
     """Yield every resident matrix, and those of each routed layer's first and last expert, with the product chosen."""
     for name, weight in engine.checkpoint.weights.items():
-        if len(weight.shape) == 2:
+        if len(weight.shape) == 2 and (weight.quant is not None or weight.dtype in FLOATS):
             matrix = engine.weights.matrix(name)
             yield name, matrix, partial(quant.linear, w=matrix)
     for index, held in enumerate(engine.experts):
