@@ -3,7 +3,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -14,7 +14,6 @@ from mference_core.arch import Arch
 from mference_core.cli import cli
 from mference_core.experts.plan import format_bytes, slot_rungs
 from mference_core.kv import KVLayout
-from mference_core.placement import InstallPlan
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py from the code; do not edit -->"
@@ -195,7 +194,8 @@ def family_memory(name: str) -> str:
 
     family = plugins.load(name)
     made = plan_synthetic(family)
-    arch, plan = made.arch, made.plan
+    arch = made.arch
+    one = {layer: experts.expert_bytes for layer, experts in made.checkpoint.experts.items()}
     lines = []
     # Native kernels read half-precision scales as they are, so the weights take the same on CPUs and GPUs.
     residents = resident_bytes(made.checkpoint.weights, mx.bfloat16)
@@ -204,7 +204,7 @@ def family_memory(name: str) -> str:
         rows = []
         for context in CONTEXTS:
             layout = family.ask("mference_kv_layout", arch=arch, context=context, chunk=CHUNK, dtype=dtype)
-            rows.append(_row(arch, layout, residents + scratch_bytes(arch, CHUNK), plan))
+            rows.append(_row(arch, layout, residents + scratch_bytes(arch, CHUNK), one))
         slots = [str(slots) for slots, _ in rows[0][1]]
         lines += ["| Context | State | " + " | ".join(slots) + " |", "| --- " * (len(slots) + 2) + "|"]
         for context, (state, totals) in zip(CONTEXTS, rows, strict=True):
@@ -215,14 +215,10 @@ def family_memory(name: str) -> str:
 
 
 def _row(
-    arch: Arch, layout: KVLayout, fixed_bytes: int, plan: InstallPlan
+    arch: Arch, layout: KVLayout, fixed_bytes: int, one: Mapping[int, int]
 ) -> tuple[int, tuple[tuple[int | str, int], ...]]:
-    """Return the state's bytes and (slots, total bytes) at the layout's context."""
+    """Return the state's bytes and (slots, total bytes) at the layout's context; `one` is an expert's bytes by layer."""
     state = layout.bytes_at(layout.context)
-    # 4-bit codes, and a BF16 scale and bias per group of 64.
-    one = {
-        layer: sum(rows * cols * 36 // 64 for rows, cols in shapes.values()) for layer, shapes in plan.experts.items()
-    }
     rungs = slot_rungs(
         fixed_bytes=fixed_bytes + state,
         expert_bytes_per_layer=one,
