@@ -48,7 +48,9 @@ class OutputFiles:
             sync_directory(folder)
 
     def reopen(self, index_image: bytes) -> bool:
-        """Open the outputs of an earlier session; False if they are not those of this plan."""
+        """Open the outputs of an earlier session; False if they are not those of this plan. Raises `OSError`."""
+        if any(folder.is_symlink() for folder in self._folders()):
+            return False
         for name, size in self.plan.outputs.items():
             try:
                 handle = os.open(self.root / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -3,8 +3,10 @@
 import random
 import re
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from threading import Event, Lock
 from typing import Self, TypeVar
 from urllib.parse import urljoin
@@ -59,6 +61,7 @@ class HubClient:
         # HTTP/1.1: its implementation in Python moves several times the bytes per second of HTTP/2's, and a few
         # connections of long ranges gain nothing from multiplexing. See docs/installing.md for the figures.
         self._client = httpx.Client(
+            verify=_trust(),
             http2=False,
             follow_redirects=False,
             timeout=httpx.Timeout(self.hub.read_seconds, connect=self.hub.connect_seconds, pool=None),
@@ -289,10 +292,13 @@ class HubClient:
         got, remedy = f"answered with status {status}" + (f" {code}" if code else ""), ""
         if status == 200:
             got = "answered with the whole file"
-        elif code == "GatedRepo" or (status in (401, 403) and self.hub.token_to_send):
-            remedy = f"accept the model's terms at {self.hub.endpoint}/{self.repo}, and check the token"
-        elif status in (401, 403):
-            remedy = "set HF_TOKEN" if self.hub.token is None else "use https for HF_ENDPOINT, or no token is sent"
+        elif code == "GatedRepo" or status in (401, 403):
+            terms = f"accept the model's terms at {self.hub.endpoint}/{self.repo} and " if code == "GatedRepo" else ""
+            if self.hub.token is None:
+                remedy = terms + "set HF_TOKEN"
+            else:
+                sent = self.hub.token_to_send is not None
+                remedy = terms + ("check the token" if sent else "use https for HF_ENDPOINT, or no token is sent")
         elif status == 404:
             remedy = "check repository and revision"
         wait = 0.0
@@ -340,3 +346,9 @@ class HubClient:
         delay = max(delay, failure.retry_after_seconds) + random.uniform(0, retry.jitter_seconds)  # noqa: S311
         if self.stopped.wait(delay):
             raise Stopped
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    """Return the certificates that are trusted, read once."""
+    return httpx.create_ssl_context()

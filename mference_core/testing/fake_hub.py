@@ -4,6 +4,8 @@ The hub knows repositories as folders, says commits, sizes and digests, and send
 another port, so another origin, whose addresses are signed and expire. Every request is written down.
 """
 
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +29,7 @@ def commit_of(folder: Path) -> str:
 
 @frozen(kw_only=True)
 class Asked:
-    """A request as it came, and how many body bytes were sent for it."""
+    """A request as it came, and how many bytes of the file were sent for it."""
 
     method: str
     host: str
@@ -53,7 +55,6 @@ class Answer:
     stop_after: int | None = None
     reset: bool = False
     stall_seconds: float = 0.0
-    encoded: bool = False
 
 
 Fault = Callable[[Answer], None]
@@ -61,18 +62,18 @@ Fault = Callable[[Answer], None]
 
 @define
 class FakeHub:
-    """A hub of one repository. `faults` see every answer in turn; `expire()` makes all storage addresses invalid."""
+    """A hub of one repository; `older` are commits that it still knows. `faults` see every answer in turn."""
 
     folder: Path
     commit: str = ""
     revision: str = "main"
+    older: set[str] = field(factory=set)
     token: str | None = None
     digests: bool = True
     faults: list[Fault] = field(factory=list)
     asked: list[Asked] = field(factory=list)
-    stated: dict[str, bytes] = field(factory=dict)
+    stated: dict[str, str] = field(factory=dict)
     signature: int = 0
-    pace_bytes_per_second: float = 0.0
     endpoint: str = ""
     storage: str = ""
     lock: threading.Lock = field(factory=threading.Lock)
@@ -84,12 +85,17 @@ class FakeHub:
         """Make every storage address handed out so far invalid."""
         self.signature += 1
 
-    def digest(self, name: str, data: bytes) -> str:
+    def digest(self, name: str) -> str:
         """Return the digest that the hub states, of the file as it was when first asked for."""
-        data = self.stated.setdefault(name, data)
-        if len(data) >= LARGE_BYTES:
-            return sha256(data).hexdigest()
-        return sha1(f"blob {len(data)}\0".encode() + data).hexdigest()  # noqa: S324
+        if name not in self.stated:
+            path = self.folder / name
+            size = path.stat().st_size
+            digest = sha256() if size >= LARGE_BYTES else sha1(f"blob {size}\0".encode())  # noqa: S324
+            with path.open("rb") as file:
+                while data := file.read(1 << 20):
+                    digest.update(data)
+            self.stated[name] = digest.hexdigest()
+        return self.stated[name]
 
     def sent(self, name: str) -> list[tuple[int, int]]:
         """Return (first byte, count) of every body sent of a file, in order."""
@@ -115,6 +121,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers for the hub or, on the other port, for its storage."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     hub: FakeHub
     is_storage = False
 
@@ -134,9 +141,6 @@ class Handler(BaseHTTPRequestHandler):
         answer = self._stored(method) if self.is_storage else self._from_hub(method)
         for fault in list(hub.faults):
             fault(answer)
-        sent = 0
-        with suppress(OSError):
-            sent = self._send(answer)
         wanted = self.headers.get("range")
         first, _, last = wanted.removeprefix("bytes=").partition("-") if wanted else ("", "", "")
         asked = Asked(
@@ -147,10 +151,12 @@ class Handler(BaseHTTPRequestHandler):
             last=int(last) if last else None,
             authorization=self.headers.get("authorization"),
             status=answer.status,
-            sent=sent,
+            sent=_count(answer) if method == "GET" and answer.status == (206 if wanted else 200) else 0,
         )
         with hub.lock:
             hub.asked.append(asked)
+        with suppress(OSError):
+            self._send(answer)
 
     def _from_hub(self, method: str) -> Answer:
         hub = self.hub
@@ -161,19 +167,20 @@ class Handler(BaseHTTPRequestHandler):
             return self._error(method, name, 401, "GatedRepo")
         if not path.startswith(head):
             return self._error(method, name, 404, "RepoNotFound")
-        if revision not in (hub.revision, hub.commit):
+        commit = revision if revision in hub.older else hub.commit
+        if revision not in (hub.revision, commit):
             return self._error(method, name, 404, "RevisionNotFound")
         file = hub.folder / name
         if not file.is_file():
             return self._error(method, name, 404, "EntryNotFound")
-        data = file.read_bytes()
-        digest = hub.digest(name, data)
-        headers = {"X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
-        if len(data) < LARGE_BYTES:
+        size = file.stat().st_size
+        digest = hub.digest(name) if hub.digests else ""
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if size < LARGE_BYTES:
             headers["ETag"] = f'"{digest}"' if hub.digests else 'W/"weak"'
-            return self._file(method, name, data, headers)
+            return self._file(method, name, headers)
         headers |= {
-            "X-Linked-Size": str(len(data)),
+            "X-Linked-Size": str(size),
             "Location": f"{hub.storage}/{name}?signature={hub.signature}",
             "ETag": '"0123"',
         }
@@ -186,14 +193,20 @@ class Handler(BaseHTTPRequestHandler):
         name = unquote(parts.path).lstrip("/")
         if parse_qs(parts.query).get("signature") != [str(self.hub.signature)]:
             return self._error(method, name, 403, "")
-        return self._file(method, name, (self.hub.folder / name).read_bytes(), {"Accept-Ranges": "bytes"})
+        return self._file(method, name, {"Accept-Ranges": "bytes"})
 
-    def _file(self, method: str, name: str, data: bytes, headers: dict[str, str]) -> Answer:
-        first, status, body = 0, 200, data
+    def _file(self, method: str, name: str, headers: dict[str, str]) -> Answer:
+        path = self.hub.folder / name
+        size = path.stat().st_size
+        first, last, status = 0, size - 1, 200
         if (wanted := self.headers.get("range")) is not None:
-            a, _, b = wanted.removeprefix("bytes=").partition("-")
-            first, status, body = int(a), 206, data[int(a) : int(b) + 1]
-            headers["Content-Range"] = f"bytes {a}-{b}/{len(data)}"
+            first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+            status = 206
+        headers["Content-Length"] = str(last + 1 - first)
+        with path.open("rb") as file:
+            file.seek(first)
+            body = file.read(last + 1 - first) if method == "GET" else b""
         return Answer(
             method=method,
             storage=self.is_storage,
@@ -210,36 +223,44 @@ class Handler(BaseHTTPRequestHandler):
             method=method, storage=self.is_storage, name=name, status=status, headers=headers, body=b"no", first=0
         )
 
-    def _send(self, answer: Answer) -> int:
-        """Send an answer; return the bytes of the file that left."""
-        body = answer.body
-        answer.headers.setdefault("Content-Length", str(len(body)))
+    def _send(self, answer: Answer) -> None:
+        answer.headers.setdefault("Content-Length", str(len(answer.body)))
         self.send_response(answer.status)
         for key, value in answer.headers.items():
             self.send_header(key, value)
         self.end_headers()
         if answer.method == "HEAD":
-            return 0
-        count = len(body) if answer.stop_after is None else min(answer.stop_after, len(body))
-        self.wfile.write(body[:count])
-        self.wfile.flush()
-        if answer.stall_seconds:
-            sleep(answer.stall_seconds)
-        if count < int(answer.headers["Content-Length"]) or answer.reset:
+            return
+        self.wfile.write(answer.body[: _count(answer)])
+        sleep(answer.stall_seconds)
+        if answer.reset:
+            # Nothing lingers: the reader gets a reset instead of an end.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if _count(answer) < int(answer.headers["Content-Length"]):
             self.close_connection = True
-        return count if answer.status in (200, 206) else 0
+
+
+def _count(answer: Answer) -> int:
+    """Return how many bytes of the body are sent."""
+    return len(answer.body) if answer.stop_after is None else min(answer.stop_after, len(answer.body))
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of readers that went away."""
 
 
 @contextmanager
 def serving(hub: FakeHub) -> Iterator[FakeHub]:
     """Serve a hub and its storage while the block runs."""
     kinds = [type("H", (Handler,), {"hub": hub, "is_storage": storage}) for storage in (False, True)]
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in kinds]
+    servers = [_Server(("127.0.0.1", 0), kind) for kind in kinds]
     hub.endpoint, hub.storage = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
     threads = [threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True) for server in servers]
-    for server, thread in zip(servers, threads, strict=True):
-        server.daemon_threads = True
-        server.block_on_close = False
+    for thread in threads:
         thread.start()
     try:
         yield hub
