@@ -348,6 +348,8 @@ def _expert_product(product: mx.Dtype) -> mx.Dtype:
 
 def last_rows(x: Any, lengths: Sequence[int]) -> Any:
     """Return each timeline's last real row of opaque rows, as (B, 1, ...)."""
+    if all(leaf.shape[1] == 1 for leaf in _leaves(x)):
+        return x
     return tree_map(lambda leaf: mx.stack([leaf[b, n - 1] for b, n in enumerate(lengths)])[:, None], x)
 
 

@@ -1,6 +1,6 @@
 """The routed branch, written once for all families: slots, tiles, reads beside work, and the sum in router order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ from mference_core.placement import ROLES
 from mference_core.tensors import ExpertPart
 from mference_kernels.experts import ExpertWeights, placed_sum, weighted_sum
 from mference_kernels.mapped import MappedWeights, Shape
+from mference_kernels.native import reshaped
 from mference_kernels.quant import Dense, Matrix, Quantized
 
 
@@ -73,44 +74,70 @@ def _shape(codes: ExpertPart, scales: ExpertPart) -> Shape:
     )
 
 
-def routed_branch(layer: Layer, experts: LayerExperts, rows: mx.array, routing: Routing, step: Step) -> mx.array:
+def routed_branch(
+    layer: Layer,
+    experts: LayerExperts,
+    rows: mx.array,
+    routing: Routing,
+    step: Step,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> mx.array:
     """Return the weighted sum of each row's experts.
 
     Shapes: rows (B, L, H), routing (B, L, k) -> (B, L, H) float32. Padding rows come out undefined but finite.
     Each (row, expert) pair is computed alone and ranks are summed in order, so neither slots nor tiles change a bit.
-    Raises: `StreamError` if reading fails; `NumericError` if the router chose no valid expert.
+    `meanwhile` is called once if something must be read, as soon as reading has begun. Raises: `StreamError` if reading
+    fails; `NumericError` if the router chose no valid expert.
     """
     assert layer.experts is not None
     B, L, H = rows.shape
-    k = routing.ids.shape[-1]
-    flat, ids = rows.reshape(B * L, H), routing.ids.reshape(B * L, k)
-    weights = routing.weights.reshape(B * L, k)
     if experts.source.full:
-        total = weighted_sum(layer.experts(flat, experts.source.slot_map[ids], experts.weights()), weights)
-    else:
-        total = placed_sum(*_streamed(layer, experts, flat, ids, step), weights)
-    return total.reshape(B, L, H)
+        ids = routing.ids.reshape(B * L, -1)
+        y = layer.experts(rows.reshape(B * L, H), experts.source.slot_map[ids], experts.weights())
+        return weighted_sum(y, routing.weights)
+    outputs, place = _streamed(layer, experts, reshaped(rows, (B * L, H)), routing.ids, step, meanwhile)
+    return weighted_sum(outputs[0], routing.weights) if place is None else placed_sum(outputs, place, routing.weights)
 
 
 def _streamed(
-    layer: Layer, experts: LayerExperts, rows: mx.array, ids: mx.array, step: Step
-) -> tuple[list[mx.array], list[int]]:
-    """Return pairs' unweighted outputs, experts read as needed, and where among them each (row, rank) pair lies."""
-    N, k = ids.shape
-    pairs = _pairs_by_expert(cast("list[list[int]]", ids.tolist()), step, experts.source.experts)
+    layer: Layer,
+    experts: LayerExperts,
+    rows: mx.array,
+    ids: mx.array,
+    step: Step,
+    meanwhile: Callable[[], object],
+) -> tuple[list[mx.array], list[int] | None]:
+    """Return pairs' unweighted outputs, experts read as needed, and where among them each (row, rank) pair lies.
+
+    The place is None if they are one array in order: then all experts were at hand.
+    """
+    assert layer.experts is not None
+    chosen_by_row = [row for timeline in cast("list[list[list[int]]]", ids.tolist()) for row in timeline]
+    k, source = ids.shape[-1], experts.source
+    pairs = _pairs_by_expert(chosen_by_row, step, source.experts)
+    wanted = sorted(pairs)
+    if sum(step.lengths) == len(chosen_by_row) and (lease := source.at_hand(wanted)) is not None:
+        slot_of = dict(zip(wanted, lease.slots, strict=True))
+        where = mx.array([[slot_of[expert] for expert in row] for row in chosen_by_row], dtype=mx.int32)
+        y = layer.experts(rows, where, experts.weights())
+        mx.async_eval(y)
+        source.reads_pending(y, set(lease.slots))
+        return [y], None
     outputs: list[mx.array] = []
     order: list[int] = []
-    for chosen, slot_of in _tiles(experts.source, sorted(pairs)):
+    for chosen, slot_of in _tiles(source, wanted, meanwhile):
         mine = [pair for expert in chosen for pair in pairs[expert]]
         slots = [slot_of[expert] for expert in chosen for _ in pairs[expert]]
-        assert layer.experts is not None
-        tile_rows = rows[mx.array([pair // k for pair in mine], dtype=mx.int32)]
-        y = layer.experts(tile_rows, mx.array(slots, dtype=mx.int32)[:, None], experts.weights())[:, 0]
+        if len(chosen_by_row) == 1:  # one row meets all of them
+            y = layer.experts(rows, mx.array([slots], dtype=mx.int32), experts.weights())
+        else:
+            tile_rows = rows[mx.array([pair // k for pair in mine], dtype=mx.int32)]
+            y = layer.experts(tile_rows, mx.array(slots, dtype=mx.int32)[:, None], experts.weights())
         mx.async_eval(y)
-        experts.source.reads_pending(y, set(slots))
+        source.reads_pending(y, set(slots))
         outputs.append(y)
         order += mine
-    place = [0] * (N * k)
+    place = [0] * (len(chosen_by_row) * k)
     for at, pair in enumerate(order):
         place[pair] = at
     return outputs, place
@@ -130,7 +157,9 @@ def _pairs_by_expert(ids: list[list[int]], step: Step, count: int) -> dict[int, 
     return pairs
 
 
-def _tiles(source: ExpertSource, wanted: Sequence[int]) -> Iterator[tuple[Sequence[int], dict[int, int]]]:
+def _tiles(
+    source: ExpertSource, wanted: Sequence[int], meanwhile: Callable[[], object] = lambda: None
+) -> Iterator[tuple[Sequence[int], dict[int, int]]]:
     """Yield groups of experts with their slots, ready for use; later groups are being read meanwhile.
 
     Experts already in memory come first: they need no wait, and using them first keeps them from being evicted.
@@ -138,6 +167,8 @@ def _tiles(source: ExpertSource, wanted: Sequence[int]) -> Iterator[tuple[Sequen
     """
     if len(wanted) <= source.slots:
         lease = _acquire(source, wanted)
+        if lease.misses:
+            meanwhile()
         slot_of = dict(zip(wanted, lease.slots, strict=True))
         if lease.hits:
             yield lease.hits, slot_of
@@ -150,6 +181,8 @@ def _tiles(source: ExpertSource, wanted: Sequence[int]) -> Iterator[tuple[Sequen
     size = max(1, source.slots // 2)
     groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     lease = _acquire(source, groups[0])
+    if missing:
+        meanwhile()
     for index, group in enumerate(groups):
         ahead = groups[index + 1] if index + 1 < len(groups) else None
         coming = source.acquire(ahead, frozenset(lease.slots)) if ahead else None

@@ -1,6 +1,7 @@
 """Advancing timelines through the layers: the one step that serves prefill and decode alike."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ import mlx.core as mx
 from mference_core.graph import LayerGraph, Routing, Step
 from mference_core.routed import LayerExperts, routed_branch
 from mference_core.state import LayerState
+from mference_kernels import levels
 
 Observer = Callable[[int, Any, Routing | None], None]
 """Gets each layer's index, output and routing as they are built, not yet evaluated."""
@@ -20,11 +22,10 @@ StepFunction = Callable[
 def make_step(offsets: Sequence[int], ids: mx.array, lengths: Sequence[int] | None = None) -> Step:
     """Describe a call that advances ids (B, L); columns past `lengths[b]` are padding."""
     B, L = ids.shape
-    starts = mx.array(list(offsets), dtype=mx.int32)[:, None]
     return Step(
         offsets=tuple(offsets),
         lengths=tuple(lengths) if lengths is not None else (L,) * B,
-        positions=starts + mx.arange(L, dtype=mx.int32)[None],
+        positions=mx.array([list(range(start, start + L)) for start in offsets], dtype=mx.int32),
         ids=ids,
     )
 
@@ -42,18 +43,33 @@ def advance(
     While a layer's missing experts are read, its shared branch and the experts already in memory run.
     """
     x = graph.embed(step.ids)
+    at_once = levels.cpu() is not None
     for index, layer in enumerate(graph.layers):
         attended = layer.attend(x, states[index], step)
         routing, routed, held = None, None, experts[index]
-        shared = layer.shared(attended.h)
+        shared = _Once(partial(layer.shared, attended.h))
         if layer.route is not None:
             assert held is not None
             assert attended.rows is not None
+            if not at_once:  # queued first, so that it runs while the router's choice is waited for
+                shared()
             routing = layer.route(attended.h, step)
-            if not held.source.full:
-                mx.async_eval(routing.ids, shared)
-            routed = routed_branch(layer, held, attended.rows, routing, step)
-        x = layer.combine(attended.h, shared, routed)
+            if not held.source.full and not at_once:
+                mx.async_eval(routing.ids, shared())
+            routed = routed_branch(layer, held, attended.rows, routing, step, shared)
+        x = layer.combine(attended.h, shared(), routed)
         if observe is not None:
             observe(index, x, routing)
     return x
+
+
+class _Once:
+    """Work done when it is first asked for. Native kernels compute at once: their shared branch waits for reads to begin."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work, self._done, self._result = work, False, None
+
+    def __call__(self) -> Any:
+        if not self._done:
+            self._result, self._done = self._work(), True
+        return self._result

@@ -6,6 +6,7 @@ softmax over all experts and the lower index on ties, and norms multiply by thei
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import mlx.core as mx
 from attrs import frozen
@@ -26,13 +27,14 @@ from mference_core import (
 )
 from mference_gemma4.arch import RMS_EPS, Gemma4Arch
 from mference_gemma4.install import TRUNK
+from mference_gemma4.programs import head_program, layer_programs, route_program
 from mference_kernels.activations import geglu, softcap
 from mference_kernels.attention import attention
 from mference_kernels.experts import ExpertWeights, gated_experts, gated_linear
 from mference_kernels.norms import rms_norm
 from mference_kernels.quant import Matrix, linear, linears, rows
 from mference_kernels.rope import default_frequencies, proportional_frequencies, rope
-from mference_kernels.routing import top_k
+from mference_kernels.routing import choose_experts
 
 norm = partial(rms_norm, eps=RMS_EPS)
 
@@ -63,9 +65,10 @@ def router(arch: Gemma4Arch, weights: Weights) -> Router:
 
     def choose(layer: int, logits: mx.array, step: Step | None) -> Routing:
         del step
-        ids = top_k(logits, arch.top_k_experts)
-        p = mx.take_along_axis(mx.softmax(logits, axis=-1), ids, axis=-1)
-        return Routing(ids=ids, weights=p / p.sum(axis=-1, keepdims=True) * per_expert[layer][ids])
+        ids, shares = choose_experts(
+            logits, arch.top_k_experts, softmax=True, renormalise=True, scale=per_expert[layer]
+        )
+        return Routing(ids=ids, weights=shares)
 
     return Router(experts=arch.num_experts, top_k=arch.top_k_experts, scores=scores, choose=choose)
 
@@ -116,48 +119,75 @@ class Attention:
         return mx.pad(out, [(0, 0), (0, padding), (0, 0)])[None]
 
 
-def _layer(arch: Gemma4Arch, weights: Weights, rule: Router, index: int) -> Layer:
-    prefix = f"{TRUNK}layers.{index}."
-    array = {name: weights.array(f"{prefix}{name}.weight") for name in _norm_names()}
-    full = arch.is_full(index)
+def _mixer(arch: Gemma4Arch, weights: Weights, index: int) -> Attention:
+    prefix, full = f"{TRUNK}layers.{index}.self_attn.", arch.is_full(index)
     if full:
         frequencies = proportional_frequencies(arch.full_head_dim, arch.full_rope_theta, arch.partial_rotary_factor)
     else:
         frequencies = default_frequencies(arch.head_dim, arch.rope_theta)
-    mixer = Attention(
-        q=weights.matrix(f"{prefix}self_attn.q_proj.weight"),
-        k=weights.matrix(f"{prefix}self_attn.k_proj.weight"),
-        v=None if full else weights.matrix(f"{prefix}self_attn.v_proj.weight"),
-        o=weights.matrix(f"{prefix}self_attn.o_proj.weight"),
-        q_norm=weights.array(f"{prefix}self_attn.q_norm.weight"),
-        k_norm=weights.array(f"{prefix}self_attn.k_norm.weight"),
+    return Attention(
+        q=weights.matrix(f"{prefix}q_proj.weight"),
+        k=weights.matrix(f"{prefix}k_proj.weight"),
+        v=None if full else weights.matrix(f"{prefix}v_proj.weight"),
+        o=weights.matrix(f"{prefix}o_proj.weight"),
+        q_norm=weights.array(f"{prefix}q_norm.weight"),
+        k_norm=weights.array(f"{prefix}k_norm.weight"),
         frequencies=frequencies,
         heads=arch.num_heads,
         kv_heads=arch.kv_heads(index),
         head_dim=arch.head_size(index),
         window=None if full else arch.sliding_window,
     )
+
+
+def _layer(arch: Gemma4Arch, weights: Weights, rule: Router, index: int) -> Layer:
+    prefix = f"{TRUNK}layers.{index}."
+    array = {name: weights.array(f"{prefix}{name}.weight") for name in _norm_names()}
+    mixer = _mixer(arch, weights, index)
     gate, up, down = (weights.matrix(f"{prefix}mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
     scalar = weights.array(f"{prefix}layer_scalar")
+    native = layer_programs(mixer, array, (gate, up, down), scalar)
+    choosing = route_program(
+        arch.hidden_size,
+        weights.array(f"{prefix}router.scale"),
+        weights.matrix(f"{prefix}router.proj.weight"),
+        weights.array(f"{prefix}router.per_expert_scale"),
+        arch.top_k_experts,
+    )
 
     def attend(x: mx.array, states: Sequence[LayerState], step: Step) -> Attended:
+        if native.attend.runs(x):
+            rows_of = cast("Sequence[RowState]", states)
+            timelines = [state.extend(real) for state, real in zip(rows_of, step.lengths, strict=True)]
+            h, t = native.attend(x, positions=step.positions, timelines=timelines)
+            return Attended(h=h, rows=t)
         a = mixer(norm(x, array["input_layernorm"]), states, step)  # type: ignore[arg-type]
         h = x + norm(a, array["post_attention_layernorm"])
         return Attended(h=h, rows=norm(h, array["pre_feedforward_layernorm_2"]))
 
     def shared(h: mx.array) -> mx.array:
+        if native.shared.runs(h):
+            return native.shared(h)[0]
         s = gated_linear(norm(h, array["pre_feedforward_layernorm"]), gate, up, down, geglu)
         return norm(s, array["post_feedforward_layernorm_1"])
+
+    def route(h: mx.array, step: Step) -> Routing:
+        if choosing.runs(h):
+            ids, shares = choosing(h)
+            return Routing(ids=ids, weights=shares)
+        return rule.route(index, h, step)
 
     def experts(t: mx.array, slots: mx.array, held: ExpertWeights) -> mx.array:
         return gated_experts(t, slots, held, geglu)
 
     def combine(h: mx.array, s: mx.array, routed: mx.array | None) -> mx.array:
         assert routed is not None
+        if native.combine.runs(h, s, routed):
+            return native.combine(h, s, routed)[0]
         e = norm(routed.astype(h.dtype), array["post_feedforward_layernorm_2"])
         return (h + norm(s + e, array["post_feedforward_layernorm"])) * scalar.astype(h.dtype)
 
-    return Layer(attend=attend, route=partial(rule.route, index), shared=shared, experts=experts, combine=combine)
+    return Layer(attend=attend, route=route, shared=shared, experts=experts, combine=combine)
 
 
 def _norm_names() -> tuple[str, ...]:
@@ -172,10 +202,14 @@ def layer_graph(arch: Gemma4Arch, weights: Weights, rule: Router) -> LayerGraph:
     last = weights.array(f"{TRUNK}norm.weight")
     factor = mx.array(arch.hidden_size**0.5).astype(weights.dtype)  # rounded to the weights' dtype, as trained
 
+    native = head_program(last, table, arch.final_logit_softcap)
+
     def embed(ids: mx.array) -> mx.array:
         return rows(ids, table).astype(weights.dtype) * factor
 
     def project(x: mx.array) -> mx.array:
+        if native.runs(x):
+            return native(x)[0]
         return softcap(linear(x, table), arch.final_logit_softcap)
 
     return LayerGraph(

@@ -1,9 +1,12 @@
 """Gated activations of feed-forward blocks."""
 
 import math
+from typing import cast
 
 import mlx.core as mx
 from attrs import frozen
+
+from mference_kernels import levels
 
 
 def gelu_tanh_ops(x: mx.array) -> mx.array:
@@ -51,5 +54,11 @@ def softcap_ops(x: mx.array, cap: float) -> mx.array:
     return cap * mx.tanh(x.astype(mx.float32) / cap)
 
 
-gelu_tanh, geglu, softcap = gelu_tanh_ops, geglu_ops, softcap_ops
+def softcap(x: mx.array, cap: float) -> mx.array:
+    """Choose: native kernels where `levels` allows them, else `softcap_ops`; arguments and result as there."""
+    fast = levels.cpu()
+    return cast("mx.array", (fast.softcap_cpu if fast else softcap_ops)(x, cap))
+
+
+gelu_tanh, geglu = gelu_tanh_ops, geglu_ops
 silu, swiglu = silu_ops, swiglu_ops

@@ -4,6 +4,7 @@ Products follow docs/numerics.md: the same bits for any variant, thread count, b
 """
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
 
@@ -198,10 +199,10 @@ def placed_sum_cpu(outputs: Sequence[mx.array], place: Sequence[int] | None, wei
 
     Without `place` the pairs lie in order. Bit for bit as `weighted_sum_ops`.
     """
-    R, K = weights.shape
-    width = outputs[0].shape[-1]
+    *lead, K = weights.shape
+    R, width = math.prod(lead), outputs[0].shape[-1]
     wide = [native.evaluated(y, mx.float32) for y in outputs if y.size]
-    scale, total = native.evaluated(weights, mx.float32), native.Output((R, width))
+    scale, total = native.evaluated(weights, mx.float32), native.Output((*lead, width))
     if total.size:
         starts = (ctypes.c_int64 * (len(wide) + 1))()
         for i, y in enumerate(wide):
@@ -320,3 +321,12 @@ def choose_experts_cpu(
         where = native.address(wide), rows, experts, k, rule, at, ids.address, weights.address
         native.check(native.library().mf_choose_experts(*where), "choose")
     return ids.array(), weights.array()
+
+
+def softcap_cpu(x: mx.array, cap: float) -> mx.array:
+    """Return cap * tanh(x / cap); shapes and dtypes as `softcap_ops`."""
+    wide, y, limit = native.evaluated(x, mx.float32), native.Output(x.shape), ctypes.c_float(cap)
+    if y.size:
+        where = native.address(wide), ctypes.addressof(limit), y.address
+        native.check(native.library().mf_activate(3, *where, y.size), "softcap")
+    return y.array()

@@ -60,22 +60,24 @@ def gated_linear(x: mx.array, gate: Matrix, up: Matrix, down: Matrix, activation
 def weighted_sum_ops(y: mx.array, weights: mx.array) -> mx.array:
     """Sum over ranks in order, best first, one rounding per product and per sum.
 
-    Shapes: y (R, K, H), weights (R, K) -> (R, H).   Dtypes: float32.
+    Shapes: y (R, K, H), weights (..., K), R rows of them -> (..., H).   Dtypes: float32.
     """
-    w = weights.astype(mx.float32)[..., None]
+    *lead, ranks = weights.shape
+    w = weights.astype(mx.float32).reshape(-1, ranks, 1)
     total = y[:, 0] * w[:, 0]
-    for rank in range(1, y.shape[1]):
+    for rank in range(1, ranks):
         total = total + y[:, rank] * w[:, rank]
-    return total
+    return total.reshape(*lead, y.shape[-1])
 
 
 def placed_sum_ops(outputs: Sequence[mx.array], place: Sequence[int], weights: mx.array) -> mx.array:
     """Sum over ranks as `weighted_sum_ops`, of pairs that lie anywhere in several arrays.
 
-    Shapes: each output (P, H), weights (R, K) -> (R, H); `place[row * K + rank]` counts rows of all outputs in order.
+    Shapes: each output (..., H), weights (..., K) -> (..., H); `place[row * K + rank]` counts rows of all outputs in order.
     """
-    joined = outputs[0] if len(outputs) == 1 else mx.concatenate(list(outputs))
-    return weighted_sum_ops(joined[mx.array(list(place), dtype=mx.int32)].reshape(*weights.shape, -1), weights)
+    width, ranks = outputs[0].shape[-1], weights.shape[-1]
+    joined = mx.concatenate([y.reshape(-1, width) for y in outputs])
+    return weighted_sum_ops(joined[mx.array(list(place), dtype=mx.int32)].reshape(-1, ranks, width), weights)
 
 
 def weighted_sum(y: mx.array, weights: mx.array) -> mx.array:

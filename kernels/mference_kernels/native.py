@@ -134,6 +134,7 @@ def library() -> ctypes.CDLL:
     made.mf_norm.argtypes = (pointer, pointer, int32, int64, int64, ctypes.c_float, ctypes.c_float, pointer)
     made.mf_rope.argtypes = (pointer, pointer, pointer, int64, int64, int64, int64, int64, pointer)
     made.mf_choose_experts.argtypes = (pointer, int64, int64, int64, int32, pointer, pointer, pointer)
+    made.mf_activate.argtypes = (int32, pointer, pointer, pointer, int64)
     made.mf_run.argtypes = (pointer, int64, int64, pointer, pointer, pointer)
     for name in ("mf_sparse_attend", "mf_pick_entries", "mf_pool_windows", "mf_read_streams"):
         getattr(made, name).argtypes = (pointer,)
@@ -188,6 +189,14 @@ def evaluated(array: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
         array = mx.contiguous(array)
         mx.eval(array)
     return array
+
+
+def reshaped(array: mx.array, shape: Sequence[int]) -> mx.array:
+    """Return `array` in another shape; of a small one on the CPU a copy, made without waking the scheduler."""
+    if array.nbytes > Output.SMALL_BYTES or array.dtype != mx.float32 or mx.default_device() != mx.Device(mx.cpu):
+        return array.reshape(shape)
+    buffer: Any = evaluated(array)
+    return mx.array(memoryview(buffer).cast("B").cast("f", list(shape)))
 
 
 class Output:

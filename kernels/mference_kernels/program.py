@@ -2,7 +2,7 @@
 
 A program is written once, when a layer is built, and run on any number of float32 rows. Every operation has the bits of
 the kernel of the same name, called on its own; docs/numerics.md is their contract. Programs are a fast path: where
-`Program.runs` says no, or `compiled` returned None, the same is computed call by call.
+`Program.runs` says no, the same is computed call by call.
 """
 
 import ctypes
@@ -217,18 +217,19 @@ class Builder:
 
 @frozen(kw_only=True, eq=False)
 class Program:
-    """What `Builder.build` returns."""
+    """What `Builder.build` returns; without `args` it is one that the native kernels cannot run."""
 
-    args: ProgramArgs
-    inputs: tuple[int, ...]
-    outputs: tuple[tuple[int, bool], ...]
-    turns: bool
-    attends: bool
-    kept: tuple[object, ...] = field(repr=False)
+    args: ProgramArgs | None = None
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[tuple[int, bool], ...] = ()
+    turns: bool = False
+    attends: bool = False
+    kept: tuple[object, ...] = field(default=(), repr=False)
 
     def runs(self, *inputs: mx.array) -> bool:
         """Say whether native kernels may take these inputs now: on the CPU, float32."""
-        return all(x.dtype == mx.float32 for x in inputs) and levels.cpu() is not None
+        known = self.args is not None and all(x.dtype == mx.float32 for x in inputs)
+        return known and levels.cpu() is not None
 
     def __call__(
         self, *inputs: mx.array, positions: mx.array | None = None, timelines: Sequence[Timeline] = ()
@@ -259,15 +260,15 @@ class Program:
         return [result.array() for result in results]
 
 
-def compiled(write: Callable[[Builder], Sequence[Register]]) -> Program | None:
-    """Return the program that `write` writes, which returns its outputs; None where native kernels cannot run it."""
+def compiled(write: Callable[[Builder], Sequence[Register]]) -> Program:
+    """Return the program that `write` writes and whose outputs it returns; where native kernels lack one, it never `runs`."""
     if levels.cpu() is None:
-        return None
+        return Program()
     builder = Builder()
     try:
         return builder.build(*write(builder))
     except Unknown:
-        return None
+        return Program()
 
 
 def _fast():  # type: ignore[no-untyped-def]  # noqa: ANN202 (a module, and `levels` says which)

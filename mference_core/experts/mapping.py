@@ -70,6 +70,10 @@ class MappedExperts:
         )
         return Lease(plan, (lambda: self._wait(missing)) if missing else None)
 
+    def at_hand(self, experts: Sequence[int]) -> Lease | None:
+        """Use distinct `experts` if all are in memory; else begin reading those that are not, and return None."""
+        return None if self._ask(experts) else self.acquire(experts)
+
     def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
         """Begin reading those of `experts` that are not in memory; return how many."""
         del keep_evictable

@@ -96,6 +96,9 @@ class ExpertSource(Protocol):
     def acquire(self, experts: Sequence[int], avoiding: Collection[int] = frozenset()) -> Lease | None:
         """Give distinct `experts` slots and begin reading the misses; None when too few slots may be refilled."""
 
+    def at_hand(self, experts: Sequence[int]) -> Lease | None:
+        """Use distinct `experts`, any number of them, if all are in memory; else change nothing and return None."""
+
     def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
         """Begin reading some of `experts` into slots nobody needs; return how many. Never changes results."""
 
@@ -214,6 +217,12 @@ class ExpertPool:
             self._hits += len(plan.hits)
             self._misses += len(plan.misses)
         return Lease(plan, partial(self._wait, fill) if fill else None)
+
+    def at_hand(self, experts: Sequence[int]) -> Lease | None:
+        """Use distinct `experts` if all are published; else change nothing and return None."""
+        with self._lock:
+            missing = len(experts) > self.slots or self.table.non_resident(experts)
+            return None if missing else self.acquire(experts)
 
     def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
         """Begin reading some of `experts` into slots nobody needs; return how many. Never changes results.
@@ -366,6 +375,10 @@ class ResidentExperts:
         del avoiding  # nothing is ever refilled
         self.note_all_hit_use(experts)
         return Lease(SlotPlan(slots=tuple(experts), hits=tuple((expert, expert) for expert in experts)))
+
+    def at_hand(self, experts: Sequence[int]) -> Lease:
+        """Return the slots of distinct `experts`: their own numbers."""
+        return self.acquire(experts)
 
     def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
         """Do nothing: there is nothing to read."""

@@ -34,6 +34,17 @@ static void activate(void *context, int64_t first, int64_t last) {
     mf_active->activate(job->op->kind, job->a + first, job->b + at, job->y + first, last - first);
 }
 
+/* out = kind(gate) * up, or for MF_CAP up[0] * tanh(gate / up[0]), value by value. */
+MF_EXPORT int mf_activate(int32_t kind, const float *gate, const float *up, float *out, int64_t count) {
+    const mf_op op = {.kind = kind};
+    flat job = {gate, up, out, &op, 1, 1};
+    if (kind < MF_GELU_TANH || kind > MF_CAP) return MF_BAD_SHAPE;
+    mf_pool_enter();
+    mf_spans(activate, &job, count, 16);
+    mf_pool_leave();
+    return MF_OK;
+}
+
 static void scale(void *context, int64_t first, int64_t last) {
     const flat *job = context;
     const mf_op *op = job->op;
