@@ -27,12 +27,11 @@ from mference_core import (
     Step,
     Weights,
 )
-from mference_kernels.activations import silu, swiglu
+from mference_kernels.activations import swiglu
 from mference_kernels.attention import attention
-from mference_kernels.conv import causal_conv
+from mference_kernels.delta_mixer import DeltaMixer, delta_mixer
 from mference_kernels.experts import ExpertWeights, gated_experts
-from mference_kernels.gated_delta import gated_delta
-from mference_kernels.norms import rms_norm, unit_norm
+from mference_kernels.norms import rms_norm
 from mference_kernels.quant import Matrix, linear, linears, rows
 from mference_kernels.rope import default_frequencies, partial_rope
 from mference_kernels.routing import top_k
@@ -124,54 +123,16 @@ class DeltaNet:
     a: Matrix
     b: Matrix
     out: Matrix
-    conv: mx.array
-    log_rate: mx.array
-    dt_bias: mx.array
-    norm: mx.array
-    arch: Qwen36Arch
+    mixer: DeltaMixer
 
     def __call__(self, x: mx.array, states: Sequence[RecurrentState], step: Step) -> mx.array:
-        """Mix x (B, L, H), advancing each timeline's state by its real tokens.
-
-        Timelines of equal length go together; padding is cut off before it could reach a state.
-        """
-        B, L, _ = x.shape
-        arch = self.arch
-        qkv, z, a, b = linears(x, (self.qkv, self.z, self.a, self.b))
-        decay = -mx.exp(self.log_rate) * mx.logaddexp(a.astype(mx.float32) + self.dt_bias, 0.0)
-        inputs = qkv, decay, mx.sigmoid(b.astype(mx.float32))
-        mixed: dict[int, mx.array] = {}
-        for length in sorted(set(step.lengths)):
-            members = [row for row in range(B) if step.lengths[row] == length]
-            parts = inputs
-            if len(members) < B or length < L:
-                parts = tuple(part[mx.array(members), :length] for part in inputs)  # type: ignore[assignment]
-            y = self._advance(*parts, [states[row] for row in members])
-            padded = mx.pad(y, [(0, 0), (0, L - length), (0, 0), (0, 0)])
-            mixed |= {row: padded[at : at + 1] for at, row in enumerate(members)}
-        y = mixed[0] if B == 1 else mx.concatenate([mixed[row] for row in range(B)])
-        gate = silu(z.astype(mx.float32)).reshape(B, L, arch.linear_num_v_heads, arch.linear_value_head_dim)
-        return linear((norm(y, self.norm) * gate).astype(x.dtype).reshape(B, L, -1), self.out)
-
-    def _advance(self, qkv: mx.array, decay: mx.array, rate: mx.array, states: Sequence[RecurrentState]) -> mx.array:
-        """Take timelines of one length; returns (B, L, value heads, value dim) float32."""
-        arch = self.arch
-        B, L, _ = qkv.shape
-        tail, held = (_together([state.values[name] for state in states]) for name in ("conv", "s"))
-        convolved, tail = causal_conv(qkv, tail, self.conv)
-        q, k, v = mx.split(silu(convolved), [arch.key_channels, 2 * arch.key_channels], axis=-1)
-        q = unit_norm(q.reshape(B, L, arch.linear_num_k_heads, -1), UNIT_EPS) * arch.linear_key_head_dim**-0.5
-        k = unit_norm(k.reshape(B, L, arch.linear_num_k_heads, -1), UNIT_EPS)
-        v = v.reshape(B, L, arch.linear_num_v_heads, -1)
-        y, held = gated_delta(q, k, v, decay, rate, held)
-        for at, state in enumerate(states):
-            state.advance(L, s=held[at], conv=tail[at])
-        return y
-
-
-def _together(arrays: list[mx.array]) -> mx.array:
-    """Stack arrays of several timelines; a single one is not copied."""
-    return arrays[0][None] if len(arrays) == 1 else mx.stack(arrays)
+        """Mix x (B, L, H), advancing each timeline's state by its real tokens; padding reaches no state."""
+        inputs = linears(x, (self.qkv, self.z, self.a, self.b))
+        held = ([state.values[name] for state in states] for name in ("conv", "s"))
+        y, tails, matrices = delta_mixer(*inputs, step.lengths, *held, self.mixer)
+        for row, state in enumerate(states):
+            state.advance(step.lengths[row], s=matrices[row], conv=tails[row])
+        return linear(y.astype(x.dtype), self.out)
 
 
 def _attention(arch: Qwen36Arch, weights: Weights, prefix: str) -> Attention:
@@ -193,18 +154,17 @@ def _attention(arch: Qwen36Arch, weights: Weights, prefix: str) -> Attention:
 
 def _delta_net(arch: Qwen36Arch, weights: Weights, prefix: str) -> DeltaNet:
     qkv, z, a, b = (weights.matrix(f"{prefix}in_proj_{name}.weight") for name in ("qkv", "z", "a", "b"))
-    return DeltaNet(
-        qkv=qkv,
-        z=z,
-        a=a,
-        b=b,
-        out=weights.matrix(f"{prefix}out_proj.weight"),
-        conv=weights.array(f"{prefix}conv1d.weight")[..., 0],
-        log_rate=weights.array(f"{prefix}A_log").astype(mx.float32),
-        dt_bias=weights.array(f"{prefix}dt_bias").astype(mx.float32),
+    mixer = DeltaMixer(
+        taps=weights.array(f"{prefix}conv1d.weight")[..., 0].T,
+        log_rate=weights.array(f"{prefix}A_log"),
+        dt_bias=weights.array(f"{prefix}dt_bias"),
         norm=weights.array(f"{prefix}norm.weight"),
-        arch=arch,
+        key_heads=arch.linear_num_k_heads,
+        key_dim=arch.linear_key_head_dim,
+        unit_eps=UNIT_EPS,
+        norm_eps=RMS_EPS,
     )
+    return DeltaNet(qkv=qkv, z=z, a=a, b=b, out=weights.matrix(f"{prefix}out_proj.weight"), mixer=mixer)
 
 
 def _layer(arch: Qwen36Arch, weights: Weights, rule: Router, index: int) -> Layer:
