@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mference_core import plugins
+from mference_core.experts.plan import plan_memory
 from mference_kernels.gated_delta import CHUNK_BAR, CHUNK_TOKENS, CPU_CHUNK_TOKENS
 from mference_qwen36.arch import CHECKPOINT, FULL, PINNED, RECURRENT
 from mference_qwen36.calls import MAX_DEPTH
@@ -47,3 +48,24 @@ def test_the_page_says_what_the_code_does() -> None:
     )
     assert [phrase for phrase in phrases if phrase not in text] == []
     assert ONE_EXPERT % 16_384 == 0
+
+
+def test_a_fixed_rule_for_slots_is_a_budget() -> None:
+    """96, 32 and 16 slots by memory: what they take, given as `--memory`, is what they are."""
+    layout = FAMILY.ask("mference_kv_layout", arch=PINNED, context=4096, chunk=512, dtype="float32")
+    for slots in (96, 32, 16):
+        budget, found = None, None
+        for requested in (slots, "auto"):
+            found = plan_memory(
+                budget_bytes=budget,
+                resident_bytes=1_389_394_176,
+                state_bytes=layout.bytes_at(4096),
+                scratch_bytes=0,
+                expert_bytes_per_layer=dict.fromkeys(range(PINNED.num_layers), ONE_EXPERT),
+                experts=PINNED.num_experts,
+                top_k=PINNED.top_k_experts,
+                requested=requested,
+            )
+            budget = found.total_bytes
+        assert found is not None
+        assert (found.slots_per_layer, found.total_bytes) == (slots, budget)
