@@ -6,6 +6,7 @@ Every figure is the median of interleaved rounds, so that a busy machine slows a
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 
 import mlx.core as mx
@@ -13,6 +14,8 @@ from attrs import frozen
 
 from mference_kernels import cpu, native
 from mference_kernels.activations import geglu_ops
+from mference_kernels.cpu_delta import delta_mixer_cpu
+from mference_kernels.delta_mixer import DeltaMixer
 from mference_kernels.experts import ExpertWeights
 from mference_kernels.quant import Quantized, linear_ops
 
@@ -21,13 +24,18 @@ ROUNDS = 9
 
 @frozen(kw_only=True)
 class Sizes:
-    """What is multiplied: `hidden` inputs, experts of `inner` width, `experts` of them, `chosen` per row, matrices of `mib`."""
+    """What is multiplied: `hidden` inputs, experts of `inner` width, `experts` of them, `chosen` per row, matrices of `mib`.
+
+    A delta network has `heads` value heads on half as many key heads, all of `head_dim`.
+    """
 
     hidden: int = 2816
     inner: int = 704
     experts: int = 128
     chosen: int = 8
     mib: int = 400
+    heads: int = 32
+    head_dim: int = 128
 
 
 def matrix(out: int, width: int, bits: int = 4, group: int = 64, stack: Sequence[int] = ()) -> Quantized:
@@ -116,10 +124,39 @@ def routed_block(sizes: Sizes) -> Iterator[str]:
         yield f"  {variant:9} {block * 1e3:7.2f} ms, its products apart {parts * 1e3:7.2f} ms: {block / parts:.2f}"
 
 
+def delta_network(sizes: Sizes) -> Iterator[str]:
+    """Measure the mixer of a delta network: a token against reading its states, a chunk against tokens and mlx."""
+    yield "delta network between its projections"
+    heads, keys, dim = sizes.heads, sizes.heads // 2, sizes.head_dim
+    channels = (2 * keys + heads) * dim
+    mixer = DeltaMixer(
+        taps=mx.random.normal((4, channels)),
+        log_rate=mx.zeros((heads,)),
+        dt_bias=mx.zeros((heads,)),
+        norm=mx.ones((dim,)),
+        key_heads=keys,
+        key_dim=dim,
+        unit_eps=1e-6,
+        norm_eps=1e-6,
+    )
+    tails, states = [mx.zeros((3, channels))], [mx.random.normal((heads, dim, dim))]
+    at, count = native.address(states[0]), states[0].nbytes
+    for rows in (1, 128):
+        qkv, z, a, b = (mx.random.normal((1, rows, width)) for width in (channels, heads * dim, heads, heads))
+        mx.eval(qkv, z, a, b, tails)
+        call = partial(delta_mixer_cpu, qkv, z, a, b, [rows], tails, states, mixer)
+        for variant in native.variants():
+            native.choose(variant)
+            read, taken = seconds(lambda: native.library().mf_read(at, count), call)
+            rate = 7 * rows * heads * dim * dim / taken / 1e9
+            beside = f"{taken / read:.1f} times reading its states" if rows == 1 else f"{rate:.0f} GF/s"
+            yield f"  {rows:4} tokens  {variant:9} {taken * 1e3:8.2f} ms, {taken / rows * 1e6:.0f} us a token, {beside}"
+
+
 def report(sizes: Sizes) -> Iterator[str]:
     """Yield the lines of the whole report; the best variant is chosen afterwards."""
     yield f"{native.available_cores()} threads, variants {', '.join(native.variants())}"
-    for part in (one_row, many_rows, routed_block):
+    for part in (one_row, many_rows, routed_block, delta_network):
         yield from part(sizes)
     native.choose(native.variants()[0])
 
