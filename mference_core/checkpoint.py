@@ -16,7 +16,7 @@ from mference_core.manifest import MANIFEST_NAME, RECEIPT_NAME, WEIGHTS_NAME, Ma
 from mference_core.placement import Dropped, InstallPlan, Resident
 from mference_core.safetensors_index import INDEX_NAME, Source, read_source
 from mference_core.source_weights import place_tensors, read_quant_table
-from mference_core.tensors import ExpertLayer, Weight
+from mference_core.tensors import FLOATS, INTEGERS, ExpertLayer, Weight
 
 CONFIG_NAME, TOKENIZER_NAME = "config.json", "tokenizer.json"
 CONFIG_CAP_BYTES = 1 << 20
@@ -250,14 +250,20 @@ def _check_complete(
     for name, shape in plan.residents.items():
         if name not in weights:
             raise ManifestError(what=f"{path} tensor {name}", got="missing", expected=f"shape {list(shape)}")
-        if weights[name].shape != tuple(shape):
-            got = f"of shape {list(weights[name].shape)}"
-            raise ManifestError(what=f"{path} tensor {name}", got=got, expected=f"{list(shape)}")
+        _check_resident(f"{path} tensor {name}", weights[name], tuple(shape), integers=name in plan.integers)
     for name in weights:
         if name not in plan.residents:
             raise ManifestError(what=f"{path} tensor {name}", got="there", expected="no such tensor at this shape")
     for layer in sorted(plan.experts.keys() | experts.keys()):
         _check_layer(f"{path} layer {layer} experts", arch, plan.experts.get(layer), experts.get(layer))
+
+
+def _check_resident(where: str, weight: Weight, shape: tuple[int, ...], *, integers: bool) -> None:
+    if weight.shape != shape:
+        raise ManifestError(what=where, got=f"of shape {list(weight.shape)}", expected=f"{list(shape)}")
+    kinds = INTEGERS if integers else FLOATS
+    if weight.dtype not in kinds and (integers or weight.quant is None):
+        raise ManifestError(what=where, got=weight.dtype, expected=" or ".join(kinds))
 
 
 def _check_layer(

@@ -7,9 +7,7 @@ from attrs import define, field, frozen
 
 from mference_core.errors import ManifestError
 from mference_core.placement import ROLES, Routed
-from mference_core.tensors import DTYPE_BYTES, ExpertLayer, ExpertPart, Extent, Span, Weight
-
-FLOATS = ("BF16", "F16", "F32")
+from mference_core.tensors import DTYPE_BYTES, FLOATS, ExpertLayer, ExpertPart, Extent, Span, Weight
 
 
 @frozen(kw_only=True)

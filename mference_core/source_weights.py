@@ -9,8 +9,8 @@ from mference_core.errors import ManifestError
 from mference_core.jsondata import member, typed
 from mference_core.placement import IDENTITY, Dropped, InstallPlan, Resident, Routed, Transform
 from mference_core.safetensors_index import Source, SourceTensor
-from mference_core.source_experts import FLOATS, FoundExperts
-from mference_core.tensors import UNSUPPORTED, ExpertLayer, Quant, Weight
+from mference_core.source_experts import FoundExperts
+from mference_core.tensors import FLOATS, UNSUPPORTED, ExpertLayer, Quant, Weight
 
 BITS = (2, 4, 8)
 GROUP_SIZES = (32, 64, 128)

@@ -6,6 +6,7 @@ from pathlib import Path
 from attrs import frozen
 
 DTYPE_BYTES = {"U32": 4, "BF16": 2, "F16": 2, "F32": 4, "I64": 8, "I32": 4}
+FLOATS, INTEGERS = ("BF16", "F16", "F32"), ("I64", "I32")
 UNSUPPORTED = "use an MLX checkpoint quantised with affine 2, 4 or 8 bits, or the float checkpoint"
 """The remedy for values stored in a way this program does not read."""
 

@@ -17,6 +17,7 @@ from mference_core import Arch, Pinned, must
 SLIDING, CSA, HCA = 0, 3, 4
 """Kinds of layers, as the manifest counts them: window only, compressed sparse, heavily compressed."""
 CSA_RATE, HCA_RATE = 4, 128
+MAX_ROUNDS = 1000
 RMS_EPS = 1e-6
 ROUTING_EPS = 1e-20
 ACTIVATION, SCORING = "silu", "sqrtsoftplus"
@@ -115,7 +116,7 @@ class DeepseekV4Arch(Arch):
     )
     ca_rope_scaling_beta_slow: float = _above_zero()
     hc_mult: int = _above_zero()
-    hc_sinkhorn_iters: int = _above_zero()
+    hc_sinkhorn_iters: int = field(validator=must("from 1 to 1000", lambda _, v: 1 <= v <= MAX_ROUNDS))
     hc_eps: float = _above_zero()
     num_hash_routed_layers: int = field(validator=must("at least 0", lambda _, v: v >= 0))
     router_scoring_func: str = _fixed(SCORING)

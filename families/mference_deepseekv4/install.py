@@ -197,4 +197,5 @@ def install_plan(arch: DeepseekV4Arch) -> InstallPlan:
             "router": f"{first}ffn.gate.weight",
             "sharedExpert": f"{first}ffn.shared_experts.gate_proj.weight",
         },
+        integers=frozenset(name for name in residents if name.endswith("tid2eid")),
     )

@@ -6,7 +6,7 @@ of the weights; the lower id wins a tie. Either way the weights are the chosen s
 
 import mlx.core as mx
 
-from mference_core import Router, Routing, Step, Weights
+from mference_core import MferenceError, Router, Routing, Step, Weights
 from mference_deepseekv4.arch import ROUTING_EPS, DeepseekV4Arch
 from mference_deepseekv4.install import TRUNK
 from mference_deepseekv4.streams import LayerRows
@@ -14,12 +14,21 @@ from mference_kernels.dense import row_products
 from mference_kernels.routing import top_k
 
 
+def _table(weights: Weights, name: str, experts: int) -> mx.array:
+    """Return the experts of each token id. Raises `MferenceError` if one of them does not exist."""
+    table = weights.array(name)
+    odd = [int(n) for n in (table.min().item(), table.max().item()) if not 0 <= n < experts]
+    if odd:
+        raise MferenceError(what=f"tensor {name}", got=f"a table with expert {odd[0]}", expected=f"0 to {experts - 1}")
+    return table.astype(mx.int32)
+
+
 def router(arch: DeepseekV4Arch, weights: Weights) -> Router:
     """Return the rule of every layer."""
     layers = range(arch.num_layers)
     gates = [f"{TRUNK}layers.{layer}.ffn.gate." for layer in layers]
     projection = [weights.matrix(f"{gate}weight") for gate in gates]
-    tables = {n: weights.array(f"{gates[n]}tid2eid").astype(mx.int32) for n in layers if arch.is_hashed(n)}
+    tables = {n: _table(weights, f"{gates[n]}tid2eid", arch.num_experts) for n in layers if arch.is_hashed(n)}
     biases = {
         n: weights.array(f"{gates[n]}e_score_correction_bias").astype(mx.float32)
         for n in layers

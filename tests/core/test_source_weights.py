@@ -118,6 +118,7 @@ EMBED = "trunk.embed"
 UNFIT_MLX: dict[str, tuple[Callable[[Specs], Any], str]] = {
     "resident missing": (drop("trunk.norm.weight"), "tensor trunk.norm.weight is missing; expected shape [64]"),
     "resident of another shape": (spec("trunk.norm.weight", "BF16", 32), "trunk.norm.weight is of shape [32]"),
+    "resident of integers": (spec("trunk.norm.weight", "I64", 64), "norm.weight is I64; expected BF16 or F16 or F32"),
     "resident not of this shape": (
         spec("trunk.layers.0.router.weight", "BF16", 4, 64),
         "layers.0.router.weight is there",
@@ -237,6 +238,29 @@ def test_two_tensors_for_one_resident_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ManifestError, match=r"is a second tensor for trunk\.norm\.weight; expected one tensor"):
         open_checkpoint(peek(path), toy_contract(), plan_for)
+
+
+@pytest.mark.parametrize(("dtype", "good"), [("I64", True), ("I32", True), ("F32", False), ("BF16", False)])
+def test_a_resident_of_integers_holds_nothing_else(tmp_path: Path, dtype: str, *, good: bool) -> None:
+    path, name = write_toy(tmp_path / "a", ARCH), "trunk.norm.weight"
+    write_safetensors(path / "model.safetensors", mlx_tensors(ARCH) | {name: (dtype, (64,))})
+
+    def plan_for(arch: Arch) -> InstallPlan:
+        return evolve(toy_plan(arch), integers=frozenset([name]))
+
+    if good:
+        assert open_checkpoint(peek(path), toy_contract(), plan_for).weights[name].dtype == dtype
+        return
+    with pytest.raises(ManifestError, match=rf"trunk\.norm\.weight is {dtype}; expected I64 or I32"):
+        open_checkpoint(peek(path), toy_contract(), plan_for)
+
+
+def test_quantised_integers_are_refused(tmp_path: Path) -> None:
+    def plan_for(arch: Arch) -> InstallPlan:
+        return evolve(toy_plan(arch), integers=frozenset(["trunk.embed.weight"]))
+
+    with pytest.raises(ManifestError, match=r"trunk\.embed\.weight is U32; expected I64 or I32"):
+        open_checkpoint(peek(write_toy(tmp_path / "a", ARCH)), toy_contract(), plan_for)
 
 
 # --- experts stored one by one

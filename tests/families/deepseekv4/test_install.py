@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import mference_deepseekv4
 from mference_core import plugins
 from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
-from mference_core.errors import ManifestError
+from mference_core.engine import Engine, LoadOptions
+from mference_core.errors import ManifestError, MferenceError
 from mference_core.gturbo.index import Resident, encode_index, plan_index
 from mference_core.gturbo.layout import plan_layout, plan_parts
 from mference_core.install import install_local
@@ -20,7 +22,6 @@ from mference_core.placement import Dropped, Routed
 from mference_core.placement import Resident as ResidentPlace
 from mference_core.tensors import Quant
 from mference_core.testing.synthetic import plan_synthetic
-from mference_core.testing.toys import write_safetensors
 from mference_deepseekv4.arch import PINNED
 from mference_deepseekv4.install import install_plan
 
@@ -285,8 +286,44 @@ def test_experts_of_a_layer_too_many_are_refused(tmp_path: Path) -> None:
         opened(path)
 
 
-def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = copied(tmp_path, REFERENCE)
-    write_safetensors(path / "model.safetensors", {"layers.0.ffn.gate.tid2eid": ("I64", (256, 4))})
-    with pytest.raises(ManifestError, match=r"missing; expected shape|of shape \[256, 4\]"):
-        opened(path)
+TABLE_NAME = "model.layers.0.ffn.gate.tid2eid"
+TABLES: dict[str, tuple[Callable[[mx.array], mx.array], str]] = {
+    "of floats": (lambda t: t.astype(mx.float32), "tid2eid is F32; expected I64 or I32"),
+    "too narrow": (lambda t: t[:, :2], "tid2eid is of shape [256, 2]; expected [256, 3]"),
+    "of experts that are not there": (lambda t: t + 1, "tid2eid is a table with expert 8; expected 0 to 7"),
+    "of negative experts": (lambda t: t - 1, "tid2eid is a table with expert -1; expected 0 to 7"),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), TABLES.values(), ids=TABLES)
+def test_a_table_that_cannot_be_meant_is_refused(
+    tmp_path: Path, change: Callable[[mx.array], mx.array], text: str
+) -> None:
+    """When the model is loaded, not when a token comes along that it names."""
+    with pytest.raises(MferenceError) as caught:
+        Engine.load(plugins.load("deepseekv4"), with_table(tmp_path, change), LoadOptions(context=8))
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def with_table(tmp_path: Path, change: Callable[[mx.array], mx.array]) -> Path:
+    path = copied(tmp_path, REFERENCE / "mlx")
+    arrays = mx.load(str(path / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    changed = {**arrays, TABLE_NAME: change(arrays[TABLE_NAME])}
+    mx.eval(changed)
+    mx.save_safetensors(str(path / "model.safetensors"), changed)
+    return path
+
+
+def test_a_table_may_name_an_expert_twice_and_be_narrower(tmp_path: Path) -> None:
+    """Both slots of the expert count: the layer gives what it gives with every weight on that expert."""
+    plugin = plugins.load("deepseekv4")
+    logits = []
+    for number, dtype in enumerate((mx.int64, mx.int32)):
+        path = with_table(tmp_path / str(number), lambda t, dtype=dtype: mx.zeros_like(t).astype(dtype))  # type: ignore[misc]
+        for slots in (3, "resident"):
+            with Engine.load(plugin, path, LoadOptions(context=32, slots=slots, dtype="float32")) as engine:
+                logits.append(engine.session().prefill([1, 2, 3]))
+    assert bool(mx.isfinite(logits[0]).all())
+    assert all(bool(mx.array_equal(logits[0], other)) for other in logits[1:])
