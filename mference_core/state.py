@@ -181,6 +181,15 @@ class RowState:
         a, b = first % capacity, (last - 1) % capacity + 1
         return array[:, a:b] if a < b else mx.concatenate([array[:, a:], array[:, :b]], axis=1)
 
+    @property
+    def oldest_row(self) -> int:
+        """First position whose row is still held."""
+        return max(0, self.written - self.capacity_rows)
+
+    def copy_rows(self, first: int, last: int) -> dict[str, mx.array]:
+        """Copy the rows of positions `first` to `last`, each array (heads, last - first, dim), to be computed at once."""
+        return {name: mx.array(self._slice(array, first, last)) for name, array in self._rows.items()}
+
     def snapshot(self) -> Snapshot:
         """Copy the rows that can still be read."""
         kept = self.capacity_rows if isinstance(self.layout, Ring) else self.length

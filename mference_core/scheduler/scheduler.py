@@ -15,6 +15,7 @@ from attrs.validators import ge, gt
 from mference_core.engine import Engine
 from mference_core.errors import Busy, MferenceError, RequestError
 from mference_core.generate import Answer, check_prompt
+from mference_core.prefix.cache import PrefixCache
 from mference_core.rows import Row, as_error, in_memory, make_tokens, take_tokens
 from mference_core.sampling import MAX_LOGPROBS, Sampler
 from mference_core.scheduler.pace import Pace
@@ -29,11 +30,13 @@ class SchedulerOptions:
     """Limits: requests served at once and waiting, bytes of all their states, seconds one call may take from others.
 
     `state_bytes` None is as much as `max_active` timelines of the whole context need; one request is always served.
+    `cache_bytes` is what beginnings of earlier prompts and answers may take in memory; 0 keeps none.
     """
 
     max_active: int = field(default=8, validator=ge(1))
     max_waiting: int = field(default=64, validator=ge(0))
     state_bytes: int | None = None
+    cache_bytes: int = field(default=0, validator=ge(0))
     call_seconds: float = field(default=0.1, validator=gt(0))
 
 
@@ -66,6 +69,7 @@ class Scheduler:
 
     engine: Engine
     options: SchedulerOptions = field(factory=SchedulerOptions)
+    cache: PrefixCache | None = field(init=False)
     _thread: Thread | None = field(default=None, repr=False)
     _changed: Condition = field(factory=Condition, init=False, repr=False)
     _waiting: deque[Task] = field(factory=deque, init=False, repr=False)
@@ -80,6 +84,9 @@ class Scheduler:
     _stop: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.cache = None
+        if self.options.cache_bytes:
+            self.cache = PrefixCache(engine=self.engine, limit_bytes=self.options.cache_bytes)
         self._pace = Pace(self.options.call_seconds)
         self._totals = dict.fromkeys(
             ("requests", "failed", "prompt_tokens", "cached_tokens", "new_tokens", "decode_steps"), 0
@@ -207,6 +214,8 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001  one request's fault, or ours, must not end the thread
                 self._fail([*self._prefilling, *self._decoding], error)
         self._drop_all()
+        if self.cache is not None:
+            self.cache.close()
 
     def _rest(self) -> bool:
         """Wait until there is something to do; return whether to go on."""
@@ -255,9 +264,12 @@ class Scheduler:
             self._totals["new_tokens"] += task.figures.new_tokens
             self._totals["prompt_tokens"] += task.figures.prompt_tokens
             self._totals["cached_tokens"] += task.figures.cached_tokens
+        session = task.row.session if task.row is not None and error is None else None
         if task.started:
             self._mean_seconds += 0.2 * (time.monotonic() - task.started - self._mean_seconds)
         task.finish(reason, error)
+        if self.cache is not None and self.cache.anywhere and session is not None:
+            self.cache.keep(session, session.length)
         with self._changed:
             self._changed.notify_all()
 
@@ -304,7 +316,8 @@ class Scheduler:
         most = self._pace.tokens(cuts.chunk_tokens) if self._decoding else cuts.chunk_tokens
         tasks, ends, sizes = list[Task](), list[int](), list[int]()
         for task in self._prefilling:
-            end = cuts.end(task.position, len(task.request.prompt), most)
+            self._catch_up(task)
+            end = (self.cache or cuts).end(task.position, len(task.request.prompt), most)
             together = [*sizes, end - task.position]
             if tasks and (max(together) * len(together) > most or max(together) > 2 * min(together)):
                 continue
@@ -312,6 +325,17 @@ class Scheduler:
             ends.append(end)
             sizes = together
         return tasks, ends
+
+    def _catch_up(self, task: Task) -> None:
+        """Take over what others have computed of the same prompt since it was last looked for."""
+        if self.cache is None or task.seen_changes == self.cache.changes:
+            return
+        assert task.session is not None
+        before = task.position
+        task.figures.cached_tokens += self.cache.restore(task.session, task.request.prompt) - before
+        task.seen_changes = self.cache.changes
+        if task.position > before:
+            task.tell_prefilled()
 
     def _prefill(self) -> None:
         tasks, ends = self._pieces()
@@ -333,6 +357,8 @@ class Scheduler:
             mx.eval(logits)
         self._pace.observe(len(parts) * max(map(len, parts)), time.monotonic() - started)
         for at, task in enumerate(tasks):
+            if self.cache is not None:
+                self.cache.keep(sessions[at], len(task.request.prompt))
             task.tell_prefilled()
             if complete[at]:
                 assert logits is not None

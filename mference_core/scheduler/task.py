@@ -29,6 +29,7 @@ class Task:
     row: Row | None = field(default=None, init=False)
     figures: Figures = field(factory=Figures, init=False)
     cancelled: bool = field(default=False, init=False)
+    seen_changes: int = field(default=0, init=False)
     started: float = field(default=0.0, init=False)
     first_token: float = field(default=0.0, init=False)
     _done: bool = field(default=False, init=False)

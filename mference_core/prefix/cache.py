@@ -1,0 +1,171 @@
+"""The prefix cache: what is computed of prompts and answers serves every later prompt that begins alike."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from attrs import define, field, frozen
+
+from mference_core.engine import Engine
+from mference_core.prefix.pieces import (
+    POINT,
+    RING,
+    ROWS,
+    Parts,
+    Piece,
+    copy_point,
+    copy_rows,
+    join,
+    oldest_ring_row,
+)
+from mference_core.prefix.tree import Stretch, Tree
+from mference_core.session import Session
+
+STRETCH_TOKENS = 64
+POINT_TOKENS = 1024
+
+
+@frozen(kw_only=True)
+class CacheFigures:
+    """Bytes and stretches held; timelines restored, and tokens of them."""
+
+    nbytes: int = 0
+    stretches: int = 0
+    restored: int = 0
+    restored_tokens: int = 0
+
+
+@define(kw_only=True, eq=False)
+class PrefixCache:
+    """Beginnings of timelines of one engine, at most `limit_bytes` of them; used by the engine's own thread.
+
+    A timeline that was restored is, to the bit, one that was computed in the calls that `engine.cuts` makes. Layers
+    that keep rows can be cut at any token. All others are kept as points, which lie where prompts may be cut: at the
+    last such place of a prompt, and on the way there every `point_tokens`.
+    """
+
+    engine: Engine
+    limit_bytes: int
+    point_tokens: int = POINT_TOKENS
+    changes: int = field(default=0, init=False)
+    parts: Parts = field(init=False)
+    tree: Tree = field(init=False)
+    _restored: int = field(default=0, init=False)
+    _restored_tokens: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.parts = Parts.of(self.engine.layout)
+        unit = self.engine.cuts.unit_tokens
+        root = Stretch(parent=None, start=0, tokens=(), name=b"")
+        self.tree = Tree(size_tokens=-(-STRETCH_TOKENS // unit) * unit, limit_bytes=self.limit_bytes, root=root)
+
+    @property
+    def anywhere(self) -> bool:
+        """Say whether timelines can be cut at any token."""
+        return not self.parts.point
+
+    def figures(self) -> CacheFigures:
+        """Return what is held and what it was good for; from any thread."""
+        return CacheFigures(
+            nbytes=self.tree.nbytes,
+            stretches=self.tree.stretches,
+            restored=self._restored,
+            restored_tokens=self._restored_tokens,
+        )
+
+    def restore(self, session: Session, prompt: Sequence[int]) -> int:
+        """Make `session` hold the longest beginning of `prompt` that is kept, if it is longer than what it holds.
+
+        Returns the tokens the session holds of `prompt` then; always less than all.
+        """
+        held = session.length
+        path, length = self._longest(prompt)
+        if length <= held:
+            return held
+        path = [stretch for stretch in path if stretch.start < length]
+        near = self._near(path, length)
+        point = path[-1].pieces.get(POINT)
+        session.restore(
+            join(
+                session,
+                self.parts,
+                length,
+                rows=[stretch.pieces[ROWS] for stretch in path],
+                ring=[stretch.pieces[RING] for stretch in near] if self.parts.ring else [],
+                ring_start=near[0].start if near else 0,
+                point=point,
+            ),
+            prompt[:length],
+        )
+        mx.eval([array for state in session.states for array in state.arrays])
+        self.tree.use(path[-1:], (POINT,))
+        self.tree.use(near, (RING,))
+        self.tree.use(path, (ROWS,))
+        self._restored += 1
+        self._restored_tokens += length - held
+        return length
+
+    def keep(self, session: Session, total: int) -> None:
+        """Keep what `session` holds of a timeline that will have `total` tokens, and what is not kept yet.
+
+        What is complete is kept to its last token where nothing is carried. What a ring has lost already is not kept.
+        """
+        length = session.length
+        path = self.tree.grow(session.tokens, partly=length >= total and self.anywhere)
+        oldest = oldest_ring_row(session, self.parts)
+        made: list[tuple[Stretch, str, Piece]] = []
+        for stretch in path:
+            end = min(stretch.end, length)
+            if ROWS not in stretch.pieces:
+                made.append((stretch, ROWS, copy_rows(session, self.parts.linear, stretch.start, end)))
+            if self.parts.ring and RING not in stretch.pieces and stretch.start >= oldest and stretch.end <= length:
+                made.append((stretch, RING, copy_rows(session, self.parts.ring, stretch.start, end)))
+        if self._wants_point(path, length, total):
+            made.append((path[-1], POINT, copy_point(session, self.parts)))
+        if made:
+            mx.eval([array for _, _, piece in made for array in piece.arrays.values()])
+            self.changes += 1
+        for stretch, kind, piece in made:
+            self.tree.put(stretch, kind, piece)
+        self.tree.use(path, (ROWS,))
+        self.tree.trim()
+
+    def end(self, start: int, total: int, wanted: int | None = None) -> int:
+        """Return where a call of a prompt ends, as `engine.cuts` says, so that what it computes can be kept.
+
+        Where experts need not be read again for it, a prompt's last cut is made for the sake of its point.
+        """
+        cuts, size, memory = self.engine.cuts, self.tree.size_tokens, self.engine.memory
+        end = cuts.end(start, total, wanted)
+        if self.anywhere:
+            even = end // size * size  # a ring may have lost the beginning of a stretch when its end is computed
+            return even if start < even and end < total else end
+        last = cuts.last(total) // size * size
+        return last if start < last < end and (memory.resident or memory.mapped) else end
+
+    def _wants_point(self, path: Sequence[Stretch], length: int, total: int) -> bool:
+        """Say whether to keep a point at `length` of a prompt of `total` tokens: at its last cut, or far from others."""
+        if not self.parts.point or not path or path[-1].end != length or POINT in path[-1].pieces:
+            return False
+        known = max((stretch.end for stretch in path if POINT in stretch.pieces), default=0)
+        return self.end(length, total) == total or length - known >= self.point_tokens
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.tree.clear()
+
+    def _longest(self, prompt: Sequence[int]) -> tuple[list[Stretch], int]:
+        """Return the stretches and the length of the longest beginning that can be restored and gone on from."""
+        path, shared = self.tree.find(prompt)
+        most = min(shared, len(prompt) - 1) if self.anywhere else min(shared, self.engine.cuts.last(len(prompt)))
+        for stretch in reversed(path):
+            length = min(stretch.end, most)
+            if length <= stretch.start or not (self.anywhere or (length == stretch.end and POINT in stretch.pieces)):
+                continue
+            if not self.parts.ring or all(RING in one.pieces for one in self._near(path, length)):
+                return path, length
+        return [], 0
+
+    def _near(self, path: Sequence[Stretch], length: int) -> list[Stretch]:
+        """Return the stretches whose rows are seen through the windows of the next token after `length`."""
+        first = max(0, min(length - 1, length - self.parts.window_rows + 1))
+        return [stretch for stretch in path if stretch.start < length and stretch.end > first]
