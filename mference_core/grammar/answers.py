@@ -47,13 +47,41 @@ class Grammars:
         """
         return self._constraint(self.call_rules(tools, prompt, parallel=parallel, thinking=thinking), "tools")
 
+    def text_and_calls(
+        self, tools: Tools, prompt: Sequence[int], *, parallel: bool = True, thinking: bool = False
+    ) -> GrammarConstraint:
+        """Leave the text free and constrain the calls that may follow it. Raises as `tool_calls`."""
+        rules = Rules()
+        calls = f"{rules.terminal(ANY)} ({self._calls(rules, tools, parallel=parallel)})?"
+        return self._constraint(rules.text(self._reasoning(rules, prompt, thinking=thinking) + calls), "tools")
+
+    def json_or_calls(
+        self,
+        schema: Mapping[str, Any] | None,
+        tools: Tools,
+        prompt: Sequence[int],
+        *,
+        parallel: bool = True,
+        thinking: bool = False,
+    ) -> GrammarConstraint:
+        """Constrain the answer to calls, or to what `json_answer` allows. Raises as these two."""
+        rules = Rules()
+        value = json_value(schema if schema is not None else {"type": "object"})
+        answer = f"({value} | {self._calls(rules, tools, parallel=parallel)})"
+        return self._constraint(
+            rules.text(self._reasoning(rules, prompt, thinking=thinking) + answer), "response_format"
+        )
+
     def call_rules(self, tools: Tools, prompt: Sequence[int], *, parallel: bool, thinking: bool = False) -> str:
         """Return the grammar of `tool_calls`. Raises `RequestError` likewise."""
+        rules = Rules()
+        calls = self._calls(rules, tools, parallel=parallel)
+        return rules.text(self._reasoning(rules, prompt, thinking=thinking) + calls)
+
+    def _calls(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
         if self.chat.call_grammar is None:
             raise RequestError(what="tool_choice", got="a forced call", expected="auto or none for this family")
-        rules = Rules()
-        calls = self.chat.call_grammar(rules, self._mark, _without_references(tools), parallel)
-        return rules.text(self._reasoning(rules, prompt, thinking=thinking) + calls)
+        return self.chat.call_grammar(rules, self._mark, _without_references(tools), parallel)
 
     def _mark(self, spelling: str) -> str:
         return token(self.tokenizer.id_of(spelling))

@@ -13,8 +13,8 @@ from attrs import define, field
 Mark = Callable[[str], str]
 """Turns the spelling of a control token into what stands for it in a grammar."""
 
-WHITE = r"[ \t\r\n]{0,64}"
-"""White space inside JSON: bounded, or a model that likes indenting could go on for ever."""
+WHITE = r"( |\r?\n[ \t]{0,24})?"
+"""White space inside JSON: a space or one indented line, or a model that likes white space could go on for long."""
 
 ANY = r"/(?s:.*)/"
 """The body of a terminal for any text, control tokens excepted."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 
@@ -12,9 +12,10 @@ from mference_core.chat import Malformed, Reasoning, Text, ToolCall
 from mference_core.chat.format import Event
 from mference_core.generate import ENDED, Figures
 from mference_core.sampling import LogProbs
-from mference_core.scheduler.request import Delivery, Outcome, Prefilled, Sampled, Scheduling, Ticket
+from mference_core.scheduler.request import Delivery, Outcome, Prefilled, Sampled, Ticket
 from mference_core.server.errors import ApiError, api_error, draining, late
-from mference_core.server.served import Prepared
+from mference_core.server.served import Prepared, Served
+from mference_core.stops import StopMatcher
 
 MAX_WAITING = 8192
 """Deliveries that may wait for a client that does not read; more end its answer."""
@@ -108,6 +109,7 @@ class Track:
 
     stops: Sequence[str] = ()
     single: bool = False
+    decode: Callable[[Sequence[int]], str] = lambda _: ""
     pieces: list[Piece] = field(init=False, factory=list)
     end: End | None = field(init=False, default=None)
     prefilled: Prefilled | None = field(init=False, default=None)
@@ -116,6 +118,7 @@ class Track:
     reasoning_tokens: int = field(init=False, default=0)
     called: bool = field(init=False, default=False)
     _waiting: list[Sampled] = field(init=False, factory=list)
+    _visible: list[int] = field(init=False, factory=list)
 
     def push(self, delivery: Delivery) -> Piece | None:
         """Take a delivery; return what it adds."""
@@ -124,6 +127,8 @@ class Track:
         if isinstance(delivery, Sampled):
             self.tokens += 1
             self._waiting.append(delivery)
+            if len(self.stops) > 1:
+                self._visible.append(delivery.token)
             return None
         if isinstance(delivery, Prefilled):
             self.prefilled = delivery
@@ -141,9 +146,11 @@ class Track:
                 piece = Said(text, tuple(token.logprobs for token in waiting if token.logprobs is not None))
             case Reasoning(text):
                 self.reasoning_tokens += len(waiting)
+                self._visible.clear()
                 piece = Thought(text)
             case ToolCall():
                 self.called = True
+                self._visible.clear()
                 piece = event
             case Malformed(reason):
                 self.malformed.append(reason)
@@ -173,8 +180,13 @@ class Track:
             error=error,
         )
 
-    def _stop(self) -> str | None:
-        return self.stops[0] if len(self.stops) == 1 else None
+    def _stop(self) -> str:
+        """Return which stop string it was: of several, the one the tokens since the last other piece complete first."""
+        if len(self.stops) == 1:
+            return self.stops[0]
+        matcher = StopMatcher(stops=self.stops)
+        matcher.push(self.decode(self._visible))
+        return matcher.matched or self.stops[0]
 
     @property
     def text(self) -> str:
@@ -222,16 +234,19 @@ class Answers:
     tickets: list[Ticket] = field(factory=list)
 
     @classmethod
-    def start(cls, prepared: Prepared, scheduler: Scheduling, loop: asyncio.AbstractEventLoop) -> "Answers":
+    def start(cls, prepared: Prepared, served: Served, loop: asyncio.AbstractEventLoop) -> "Answers":
         """Submit all requests or none. Raises what `submit` raises."""
         ask = prepared.ask
         made = cls(
             mailbox=Mailbox(loop),
-            tracks=[Track(stops=ask.stop, single=not ask.parallel) for _ in prepared.requests],
+            tracks=[
+                Track(stops=ask.stop, single=not ask.parallel, decode=served.tokenizer.decode)
+                for _ in prepared.requests
+            ],
         )
         try:
             for index, request in enumerate(prepared.requests):
-                made.tickets.append(scheduler.submit(request, partial(made.mailbox.deliver, index)))
+                made.tickets.append(served.scheduler.submit(request, partial(made.mailbox.deliver, index)))
         except BaseException:
             made.cancel()
             raise

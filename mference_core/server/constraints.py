@@ -93,15 +93,15 @@ def constraint_of(
 
 
 def _grammar(ask: Ask, grammars: Grammars, prompt: Sequence[int], *, thinking: bool) -> Constraint | None:
+    tools = [tool for tool in check_tools(ask.tools) or () if ask.named in (None, tool["function"]["name"])]
+    parallel = ask.parallel and ask.named is None
     if ask.choice in (REQUIRED, NAMED):
-        tools = [tool for tool in check_tools(ask.tools) or () if ask.named in (None, tool["function"]["name"])]
-        return grammars.tool_calls(tools, prompt, parallel=ask.parallel and ask.named is None, thinking=thinking)
+        return grammars.tool_calls(tools, prompt, parallel=parallel, thinking=thinking)
     if ask.output is not None:
-        if ask.tools and ask.choice == AUTO:
-            raise RequestError(
-                what=ask.output.path,
-                got="set beside tools that may be called",
-                remedy="set tool_choice to none, or leave out one of the two",
-            )
-        return grammars.json_answer(ask.output.schema, prompt, thinking=thinking)
+        schema = ask.output.schema
+        if tools and ask.choice == AUTO:
+            return grammars.json_or_calls(schema, tools, prompt, parallel=parallel, thinking=thinking)
+        return grammars.json_answer(schema, prompt, thinking=thinking)
+    if ask.strict and ask.choice == AUTO:
+        return grammars.text_and_calls(tools, prompt, parallel=parallel, thinking=thinking)
     return None

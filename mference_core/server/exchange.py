@@ -114,7 +114,7 @@ class State:
 async def submit(state: State, prepared: Prepared) -> Answers:
     """Start the answers. Raises `ApiError`."""
     try:
-        return Answers.start(prepared, state.served.scheduler, asyncio.get_running_loop())
+        return Answers.start(prepared, state.served, asyncio.get_running_loop())
     except MferenceError as error:
         raise api_error(error) from error
 

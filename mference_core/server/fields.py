@@ -1,6 +1,7 @@
 """Shapes of JSON bodies: one declaration checks a value, names what is wrong in it, and describes it as JSON Schema.
 
-Null means absent for every optional field. What a declaration does not name is refused by name.
+Null means absent for every field, also for one that a declaration does not name; a value of such a field is refused by
+name.
 """
 
 import re
@@ -291,9 +292,9 @@ class Record:
             if known is None and name in self.refuses:
                 if inner not in (None, [], {}):
                     raise refused(where, f"{where} is not supported: {self.refuses[name]}", UNSUPPORTED)
-            elif known is None:
+            elif known is None and inner is not None:
                 raise refused(where, f"{where} is no field of this request; leave it out", UNKNOWN)
-            elif inner is not None:
+            elif known is not None and inner is not None:
                 found[name] = known.kind.read(where, inner)
         for name, known in self.fields.items():
             if known.required and name not in found:
@@ -312,7 +313,7 @@ class Record:
             name: {"type": "null", "description": f"Not supported: {why}."} for name, why in self.refuses.items()
         }
         required = [name for name, known in self.fields.items() if known.required]
-        made: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        made: Schema = {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
         return made | ({"required": required} if required else {})
 
 
