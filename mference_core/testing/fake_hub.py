@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from attrs import define, field, frozen
 
 REPO = "owner/toy"
+_ONE_MORE = bytes(min(count + 1, 255) for count in range(256))
 LARGE_BYTES = 40_000
 """Files from this size on are kept in the storage."""
 
@@ -74,6 +75,7 @@ class FakeHub:
     asked: list[Asked] = field(factory=list)
     stated: dict[str, str] = field(factory=dict)
     signature: int = 0
+    connections: int = 0
     endpoint: str = ""
     storage: str = ""
     lock: threading.Lock = field(factory=threading.Lock)
@@ -103,16 +105,22 @@ class FakeHub:
             found = [a for a in self.asked if a.name == name and a.method == "GET" and a.sent]
         return [(a.first or 0, a.sent) for a in found]
 
-    def coverage(self, name: str) -> list[int]:
+    def coverage(self, name: str) -> bytes:
         """Return how often each byte of a file was sent."""
-        counts = [0] * (self.folder / name).stat().st_size
+        counts = bytearray((self.folder / name).stat().st_size)
         for first, size in self.sent(name):
-            for at in range(first, first + size):
-                counts[at] += 1
-        return counts
+            counts[first : first + size] = counts[first : first + size].translate(_ONE_MORE)
+        return bytes(counts)
+
+    def settle(self) -> None:
+        """Wait until every connection has ended, as they do soon after their readers."""
+        deadline = monotonic() + 5
+        while self.connections and monotonic() < deadline:
+            sleep(0.001)
 
     def clear(self) -> None:
-        """Forget what was asked."""
+        """Forget what was asked, when all of it was answered."""
+        self.settle()
         with self.lock:
             self.asked.clear()
 
@@ -124,6 +132,18 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     hub: FakeHub
     is_storage = False
+
+    def setup(self) -> None:
+        """Count a connection."""
+        super().setup()
+        with self.hub.lock:
+            self.hub.connections += 1
+
+    def finish(self) -> None:
+        """Count it no more."""
+        with self.hub.lock:
+            self.hub.connections -= 1
+        super().finish()
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mference_core.arch import Arch
 from mference_core.checkpoint import open_checkpoint, peek
 from mference_core.install import InstallReport, install_local
 from mference_core.install.hub import Hub, Retry
@@ -36,19 +37,20 @@ def open_whole(output: Path) -> None:
         checkpoint.touch(layer)
 
 
-def write_toy_repo(folder: Path, seed: int = 1) -> Path:
+def write_toy_repo(folder: Path, arch: Arch | None = None) -> Path:
     """Write a toy checkpoint as published ones are: two shards and an index, tensors in them that are dropped."""
-    write_toy(folder, toy_arch())
+    arch = arch or toy_arch()
+    write_toy(folder, arch)
     (folder / "model.safetensors").unlink()
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    specs = sorted(mlx_tensors(toy_arch()).items())
+    specs = sorted(mlx_tensors(arch).items())
     half = len(specs) // 2
     first = [("tower.a", ("BF16", (64,))), *specs[:4], ("tower.b", ("BF16", (50,))), *specs[4:half]]
     last = [*specs[half:], ("tower.c", ("BF16", (4096,)))]
     listed = dict[str, str]()
     for number, part in enumerate((first, last), start=1):
         file = f"model-{number:05d}-of-00002.safetensors"
-        write_safetensors(folder / file, dict(part), seed=seed + number)
+        write_safetensors(folder / file, dict(part), seed=number)
         listed |= dict.fromkeys(dict(part), file)
     (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": dict(sorted(listed.items()))}))
     return folder
