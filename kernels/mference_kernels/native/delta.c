@@ -30,11 +30,21 @@ static const mf_delta_variant *in_use(void) {
     return &portable_variant;
 }
 
-static int64_t blocks_of(int64_t value_dim) { return (value_dim + MF_DELTA_COLUMNS - 1) / MF_DELTA_COLUMNS; }
+/* Columns of one item of work: all of a head's where heads alone keep every thread busy, for they share rows of memory. */
+static int64_t columns_of(int64_t heads, int64_t value_dim) {
+    return heads >= 4 * mf_pool_threads() ? mf_round_up(value_dim, MF_DELTA_COLUMNS) : MF_DELTA_COLUMNS;
+}
 
-static void advance_block(const mf_delta_head *head, int64_t block, float *scratch) {
-    const int64_t first = block * MF_DELTA_COLUMNS;
-    in_use()->advance(head, first, mf_least(MF_DELTA_COLUMNS, head->value_dim - first), scratch);
+static int64_t blocks_of(int64_t heads, int64_t value_dim) {
+    const int64_t columns = columns_of(heads, value_dim);
+    return (value_dim + columns - 1) / columns;
+}
+
+/* `heads`: of all timelines together. */
+static void advance_block(const mf_delta_head *head, int64_t block, int64_t heads, float *scratch) {
+    const int64_t columns = columns_of(heads, head->value_dim), last = mf_least((block + 1) * columns, head->value_dim);
+    for (int64_t at = block * columns; at < last; at += MF_DELTA_COLUMNS)
+        in_use()->advance(head, at, mf_least(MF_DELTA_COLUMNS, last - at), scratch);
 }
 
 /* Floats of scratch an item of work needs. */
@@ -45,12 +55,12 @@ static int64_t panel_floats(int64_t key_dim) { return key_dim * MF_DELTA_COLUMNS
 typedef struct {
     const float *q, *k, *v, *decay, *beta, *from;
     float *out, *to, *scratch;
-    int64_t length, key_heads, value_heads, key_dim, value_dim;
+    int64_t batch, length, key_heads, value_heads, key_dim, value_dim;
 } ruling;
 
 static void rule_item(void *context, int64_t item, int worker) {
     const ruling *r = context;
-    const int64_t blocks = blocks_of(r->value_dim), each = r->value_heads * blocks;
+    const int64_t heads = r->batch * r->value_heads, blocks = blocks_of(heads, r->value_dim), each = r->value_heads * blocks;
     const int64_t b = item / each, h = item % each / blocks, key = h / (r->value_heads / r->key_heads);
     const int64_t keys = r->key_heads * r->key_dim, values = r->value_heads * r->value_dim;
     const int64_t at = b * r->length, state = (b * r->value_heads + h) * r->key_dim * r->value_dim;
@@ -58,7 +68,7 @@ static void rule_item(void *context, int64_t item, int worker) {
         r->q + at * keys + key * r->key_dim, r->k + at * keys + key * r->key_dim, r->v + at * values + h * r->value_dim,
         r->decay + at * r->value_heads + h, r->beta + at * r->value_heads + h, r->out + at * values + h * r->value_dim,
         r->from + state, r->to + state, keys, keys, values, r->value_heads, values, r->length, r->key_dim, r->value_dim};
-    advance_block(&head, item % blocks, r->scratch + worker * panel_floats(r->key_dim));
+    advance_block(&head, item % blocks, heads, r->scratch + worker * panel_floats(r->key_dim));
 }
 
 /* The delta rule over `length` >= 1 tokens: q, k (batch, length, key_heads, key_dim), v and out (batch, length, value_heads,
@@ -72,9 +82,9 @@ MF_EXPORT int mf_gated_delta(const float *q, const float *k, const float *v, con
     float *scratch = (float *)mf_arena((panels + rates) * 4);
     if (scratch) {
         in_use()->exponentials(log_decay, scratch + panels, rates);
-        ruling job = {q, k, v, scratch + panels, beta, from, out, to, scratch, length, key_heads, value_heads, key_dim,
-                      value_dim};
-        mf_pool_run(rule_item, &job, batch * value_heads * blocks_of(value_dim));
+        ruling job = {q, k, v, scratch + panels, beta, from, out, to, scratch, batch, length, key_heads, value_heads,
+                      key_dim, value_dim};
+        mf_pool_run(rule_item, &job, batch * value_heads * blocks_of(batch * value_heads, value_dim));
     }
     mf_pool_leave();
     return scratch ? MF_OK : MF_NO_MEMORY;
@@ -162,7 +172,8 @@ static void advance_item(void *context, int64_t item, int worker) {
     const mixing *job = context;
     const mf_delta_segment *s = &job->segment;
     const mf_delta_mixer *m = s->call;
-    const int64_t blocks = blocks_of(m->value_dim), each = m->value_heads * blocks, b = item / each;
+    const int64_t heads = m->batch * m->value_heads, blocks = blocks_of(heads, m->value_dim);
+    const int64_t each = m->value_heads * blocks, b = item / each;
     const int64_t h = item % each / blocks, key = h / (m->value_heads / m->key_heads), keys = m->key_heads * m->key_dim;
     const int64_t values = m->value_heads * m->value_dim, channels = 2 * keys + values, count = tokens_of(s, b);
     const int64_t state = h * m->key_dim * m->value_dim;
@@ -174,7 +185,7 @@ static void advance_item(void *context, int64_t item, int worker) {
                                 m->y + (b * m->length + s->start) * values + h * m->value_dim,
                                 (s->start ? m->new_states[b] : m->states[b]) + state, m->new_states[b] + state, channels,
                                 channels, channels, m->value_heads, values, count, m->key_dim, m->value_dim};
-    advance_block(&head, item % blocks, job->scratch + worker * panel_floats(m->key_dim));
+    advance_block(&head, item % blocks, heads, job->scratch + worker * panel_floats(m->key_dim));
 }
 
 static int mix(const mf_delta_mixer *m) {
@@ -188,7 +199,7 @@ static int mix(const mf_delta_mixer *m) {
         const int64_t left = mf_least(MF_DELTA_TOKENS, m->length - job.segment.start);
         job.groups = (left + TOKENS_PER_ITEM - 1) / TOKENS_PER_ITEM;
         mf_pool_run(prepare_item, &job, m->batch * job.groups * m->key_heads);
-        mf_pool_run(advance_item, &job, m->batch * m->value_heads * blocks_of(m->value_dim));
+        mf_pool_run(advance_item, &job, m->batch * m->value_heads * blocks_of(m->batch * m->value_heads, m->value_dim));
         mf_pool_run(finish_item, &job, m->batch * job.groups * m->key_heads);
     }
     const int64_t values = m->value_heads * m->value_dim, past = m->tap_count - 1;
