@@ -78,7 +78,8 @@ class OutputFiles:
 
     def writer(self, request: RangeRequest) -> "RangeWriter":
         """Return what puts the bytes of a request into their places."""
-        handles: dict[str | None, int] = {**self._handles}
+        handles: dict[str | None, int] = {}
+        handles.update(self._handles)
         if request.gap_bytes:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             handles[None] = os.open(self.gap_path(request.ident), flags, 0o600)

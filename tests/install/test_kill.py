@@ -69,12 +69,14 @@ def assert_sent(hub: FakeHub, plan: RemotePlan, kept: set[str]) -> None:
 
 def test_killed_at_every_step(hub: FakeHub, output: Path, kill: Kill) -> None:
     """Nothing but a whole install ever has the final name; the next session keeps what was recorded, and succeeds."""
-    plan, step, seen = planned_toy(hub), 0, Counter[str]()
-    while True:
+    plan, step, ended, seen = planned_toy(hub), 0, 0, Counter[str]()
+    while ended < 4:  # how many ranges share one sync varies, and with it the number of steps
         place = output.with_name(f"toy{step}.gturbo")
         call = kill(step, place)
+        step += 1
         if call.startswith("done"):
-            break
+            ended += 1
+            continue
         seen[call] += 1
         kept, promoted = recorded(place), place.exists()
         hub.clear()
@@ -88,10 +90,9 @@ def test_killed_at_every_step(hub: FakeHub, output: Path, kill: Kill) -> None:
         open_whole(place)
         assert not [name for name in beside(place) if name.startswith(f"{place.name}.") and "lock" not in name]
         assert not (place / ".remote-metadata").exists()
-        step += 1
     assert step > 100
-    assert seen.keys() >= {"open", "write", "pwrite", "ftruncate", "fsync", "rename", "unlink", "mkdir", "rmdir"}
-    print(f"killed at each of {step} steps: {dict(seen)}")  # noqa: T201  seen with pytest -s
+    assert seen.keys() >= {"open", "write", "pwrite", "ftruncate", "fsync", "rename", "unlink", "mkdir"}
+    print(f"killed at each of {seen.total()} steps: {dict(seen)}")  # noqa: T201  seen with pytest -s
 
 
 def test_killed_while_overwriting(hub: FakeHub, output: Path, kill: Kill) -> None:

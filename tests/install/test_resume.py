@@ -596,7 +596,8 @@ def test_small_file_system_that_fills(hub: FakeHub, tmp_path: Path) -> None:
     """A real one: two sessions, each stopped by it, in one line, with the state kept."""
     mounted = tmp_path / "small"
     mounted.mkdir()
-    command = ["unshare", "-m", "sh", "-c", MOUNT, "sh", mounted, sys.executable, hub.folder, hub.endpoint]
+    words = (mounted, sys.executable, hub.folder, hub.endpoint)
+    command = ["unshare", "-m", "sh", "-c", MOUNT, "sh", *map(str, words)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip("may not mount")
