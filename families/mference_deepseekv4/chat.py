@@ -22,7 +22,7 @@ BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 STOPS = {EOS: "end_of_turn"}
 THOUGHT = ("<think>", "</think>")
 TURNS = ("<｜User｜>", "<｜Assistant｜>")
-EFFORTS = {"none": False, "low": True, "medium": True, "high": True, "max": True}
+EFFORTS = {"none": False, "low": True, "medium": True, "high": True, "xhigh": True, "max": True}
 GAP = "\n\n"
 """What stands between text and a block of calls; it belongs to the block."""
 

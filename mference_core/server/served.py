@@ -75,11 +75,13 @@ class Served:
         try:
             messages, tools = check_messages(ask.messages), check_tools(ask.tools)
             offered = None if ask.choice == NONE else tools
-            return render(self.tokenizer, self.chat, messages, tools=offered, enable_thinking=thinking), thinking
+            effort: dict[str, Any] = {} if ask.effort is None else {"reasoning_effort": ask.effort}
+            prompt = render(self.tokenizer, self.chat, messages, tools=offered, enable_thinking=thinking, **effort)
         except MferenceError as error:
             named = next((name for name in ("messages", "tools") if error.what.startswith(name)), "messages")
             path = error.what if error.what.startswith(named) and " " not in error.what else ask.path(named)
             raise api_error(error, path) from error
+        return prompt, thinking
 
     def _raw(self, ask: Ask) -> list[int]:
         assert ask.prompt is not None

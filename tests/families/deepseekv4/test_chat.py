@@ -69,10 +69,16 @@ def test_efforts() -> None:
     most = text_of([USER], reasoning_effort="max", enable_thinking=True)
     assert most.startswith(f"{BOS}Reasoning Effort: Absolute maximum with no shortcuts permitted.\n")
     assert most.endswith(f" is left unchecked.\n\n{ASKED}{OPEN}")
-    assert [CHAT.thinking(effort=e) for e in ("none", "low", "medium", "high", "max")] == [False] + [True] * 4
+    assert text_of([USER], reasoning_effort="xhigh", enable_thinking=True) == most
+    assert {effort: CHAT.thinking(effort=effort) for effort in CHAT.efforts} == {
+        "none": False,
+        **dict.fromkeys(("low", "medium", "high", "xhigh", "max"), True),
+    }
     assert [CHAT.thinking(enable_thinking=wish) for wish in (None, False, True)] == [False, False, True]
-    with pytest.raises(RequestError, match="reasoning_effort is 'xhigh'; expected none, low, medium, high, max"):
-        CHAT.thinking(effort="xhigh")
+    with pytest.raises(
+        RequestError, match="reasoning_effort is 'minimal'; expected none, low, medium, high, xhigh, max"
+    ):
+        CHAT.thinking(effort="minimal")
 
 
 def test_a_tool_without_description_or_parameters() -> None:
