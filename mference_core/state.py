@@ -202,7 +202,8 @@ class RowState:
         self._rows, self.length, self.written = {}, snapshot.length, snapshot.written
         self._allocate(self.layout.capacity_rows(snapshot.length, self.context))
         for name, saved in snapshot.arrays.items():
-            self._rows[name][:, : saved.shape[1]] = saved
+            own = mx.array(saved)  # an update of all rows would become the array itself, and rows are written in place
+            self._rows[name][:, : saved.shape[1]] = own
 
     def mark(self) -> Snapshot:
         """Remember the length: rows before it are not written again."""

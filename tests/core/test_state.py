@@ -277,3 +277,38 @@ def test_a_timeline_has_a_state_per_layer() -> None:
         CompositeState,
     ]
     assert sum(state.nbytes for state in states) == layout.fixed_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("held", [5, 12])
+def test_rows_written_in_place_reach_no_snapshot(dtype: str, held: int) -> None:
+    """Neither the one a state was restored from, though it covers every row, nor one taken of it."""
+    ring = Ring(rows={"k": (1, 2), "v": (1, 2)}, dtype=dtype, window=4, slack_rows=4)
+    state = RowState(layout=ring, context=64)
+    for first in range(0, held, 2):
+        rows = mx.full((1, min(2, held - first), 2), float(first))
+        state.append(k=rows, v=rows)
+    first_taken = state.snapshot()
+    other = RowState(layout=ring, context=64)
+    other.restore(first_taken)
+    taken = other.snapshot()
+    before = [mx.array(array).tolist() for snapshot in (first_taken, taken) for array in snapshot.arrays.values()]
+    place = other.extend(3)
+    assert (place.args.start, place.args.real, place.args.capacity) == (held, 3, 8)
+    for array in place.kept:
+        contents = memoryview(cast("Any", array)).cast("B")
+        contents[:] = b"\x7f" * len(contents)
+    assert other.length == held + 3
+    after = [array.tolist() for snapshot in (first_taken, taken) for array in snapshot.arrays.values()]
+    assert after == before
+    assert state.read(1)[1]["k"].max().item() < 100
+
+
+def test_room_for_rows_written_in_place_is_that_of_appended_ones() -> None:
+    ring = RowState(layout=Ring(rows={"k": (1, 2), "v": (1, 2)}, dtype="float32", window=4, slack_rows=2), context=64)
+    ring.extend(3)
+    with pytest.raises(ValueError, match="at most 3 tokens but got 4"):
+        ring.extend(4)
+    assert ring.length == 3
+    rows = RowState(layout=Linear(rows={"k": (1, 2), "v": (1, 2)}, dtype="float32", block_rows=4), context=10)
+    assert [rows.extend(3).args.capacity, rows.extend(3).args.capacity] == [4, 8]
