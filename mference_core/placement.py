@@ -66,11 +66,14 @@ class InstallPlan:
     `residents` lists every resident name of a complete checkpoint with its logical (unpacked) shape, and
     `experts` each routed layer's shapes of gate, up and down of one expert, [out, in].
     `quant_slots` maps the manifest's quant slots (embedding, attention, router, sharedExpert) to the resident
-    name whose bit width they state. `integers` names the residents that hold integers; all others hold numbers.
+    name whose bit width they state. A slot whose tensor is not quantised states the width that the format's first
+    writer stated all the same, unless it is one of `plain_slots`: then it says so. `integers` names the residents that
+    hold integers; all others hold numbers.
     """
 
     place: Callable[[str], Place | None]
     residents: Mapping[str, tuple[int, ...]]
     experts: Mapping[int, Mapping[str, tuple[int, int]]]
     quant_slots: Mapping[str, str]
+    plain_slots: frozenset[str] = frozenset()
     integers: frozenset[str] = frozenset()

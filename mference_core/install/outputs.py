@@ -107,11 +107,12 @@ def _quants(layer: ExpertLayer) -> dict[str, Quant]:
 
 
 def _quant_rows(checkpoint: Checkpoint, plan: InstallPlan) -> dict[str, QuantSlot]:
-    """Return the manifest's five rows: default bits unless a slot's tensor is quantised, absent without a tensor."""
+    """Return the manifest's five rows: absent without a tensor; default bits, or unquantised, for a plain one."""
     rows = dict.fromkeys(SLOT_ROWS, ABSENT)
     for slot, name in plan.quant_slots.items():
         quant = checkpoint.weights[name].quant
-        rows[slot] = affine(quant.bits, quant.group_size) if quant else affine(SLOT_DEFAULT_BITS[slot])
+        plain = UNQUANTIZED if slot in plan.plain_slots else affine(SLOT_DEFAULT_BITS[slot])
+        rows[slot] = affine(quant.bits, quant.group_size) if quant else plain
     for layer in checkpoint.experts.values():
         # Width of the first routed layer; a narrower group of its gate is read from the layout, not from here.
         rows["routedExpert"] = affine(_quants(layer)["gate"].bits)

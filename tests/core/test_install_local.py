@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from mference_core.checkpoint import open_checkpoint, peek
 from mference_core.errors import ManifestError
-from mference_core.install import InstallProgress, transaction
-from mference_core.manifest import read_manifest
+from mference_core.install import InstallProgress, install_local, transaction
+from mference_core.manifest import UNQUANTIZED, QuantSlot, affine, read_manifest
 from mference_core.safetensors_index import INDEX_NAME
 from mference_core.testing.toy_installs import beside, install_toy, open_whole
 from mference_core.testing.toys import (
@@ -201,18 +202,33 @@ def test_rows_say_what_was_found(source: Path, output: Path) -> None:
     open_whole(output)
 
 
-def test_unquantised_router_is_declared_at_the_default(source: Path, output: Path) -> None:
+@pytest.mark.parametrize(
+    ("plain_slots", "row"), [((), affine(8)), (("router",), UNQUANTIZED)], ids=["as the format's writer", "as it is"]
+)
+def test_row_of_an_unquantised_router(source: Path, output: Path, plain_slots: tuple[str, ...], row: QuantSlot) -> None:
     specs = mlx_tensors(ARCH)
     for layer in (1, 2):
         for kind in (".scales", ".biases"):
             del specs[f"trunk.layers.{layer}.router{kind}"]
         specs[f"trunk.layers.{layer}.router.weight"] = ("BF16", (4, 64))
     write_safetensors(source / "model.safetensors", specs)
-    install_toy(source, output)
+    install_local(
+        source, output, toy_contract(), lambda arch: evolve(toy_plan(arch), plain_slots=frozenset(plain_slots))
+    )
     quant = read_manifest(output / "manifest.json").quant
     assert quant is not None
-    assert quant["router"].weight_bits == 8
+    assert quant["router"] == row
+    assert quant["sharedExpert"] == affine(4)
     open_whole(output)
+
+
+def test_a_quantised_router_states_its_width_whatever_is_allowed(source: Path, output: Path) -> None:
+    install_local(
+        source, output, toy_contract(), lambda arch: evolve(toy_plan(arch), plain_slots=frozenset(["router"]))
+    )
+    quant = read_manifest(output / "manifest.json").quant
+    assert quant is not None
+    assert quant["router"] == affine(8)
 
 
 def test_width_the_format_cannot_state_is_refused_before_a_byte(source: Path, output: Path) -> None:
