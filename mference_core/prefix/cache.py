@@ -1,11 +1,13 @@
 """The prefix cache: what is computed of prompts and answers serves every later prompt that begins alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 
 import mlx.core as mx
 from attrs import define, field, frozen
 
 from mference_core.engine import Engine
+from mference_core.prefix.disk import DiskPieces, Name, Raw
 from mference_core.prefix.pieces import (
     POINT,
     RING,
@@ -26,9 +28,10 @@ POINT_TOKENS = 1024
 
 @frozen(kw_only=True)
 class CacheFigures:
-    """Bytes and stretches held; timelines restored, and tokens of them."""
+    """Bytes and stretches in memory, bytes on disk; timelines restored, and tokens of them."""
 
     nbytes: int = 0
+    disk_bytes: int = 0
     stretches: int = 0
     restored: int = 0
     restored_tokens: int = 0
@@ -40,11 +43,13 @@ class PrefixCache:
 
     A timeline that was restored is, to the bit, one that was computed in the calls that `engine.cuts` makes. Layers
     that keep rows can be cut at any token. All others are kept as points, which lie where prompts may be cut: at the
-    last such place of a prompt, and on the way there every `point_tokens`.
+    last such place of a prompt, and on the way there every `point_tokens`. What is on `disk` is brought into memory
+    before it serves: `fetch`, then `adopt`.
     """
 
     engine: Engine
     limit_bytes: int
+    disk: DiskPieces | None = None
     point_tokens: int = POINT_TOKENS
     changes: int = field(default=0, init=False)
     parts: Parts = field(init=False)
@@ -55,7 +60,7 @@ class PrefixCache:
     def __attrs_post_init__(self) -> None:
         self.parts = Parts.of(self.engine.layout)
         unit = self.engine.cuts.unit_tokens
-        root = Stretch(parent=None, start=0, tokens=(), name=b"")
+        root = Stretch(parent=None, start=0, tokens=(), name=b"")  # files are apart by key already
         self.tree = Tree(size_tokens=-(-STRETCH_TOKENS // unit) * unit, limit_bytes=self.limit_bytes, root=root)
 
     @property
@@ -67,6 +72,7 @@ class PrefixCache:
         """Return what is held and what it was good for; from any thread."""
         return CacheFigures(
             nbytes=self.tree.nbytes,
+            disk_bytes=self.disk.nbytes if self.disk is not None else 0,
             stretches=self.tree.stretches,
             restored=self._restored,
             restored_tokens=self._restored_tokens,
@@ -126,8 +132,54 @@ class PrefixCache:
             self.changes += 1
         for stretch, kind, piece in made:
             self.tree.put(stretch, kind, piece)
+            if self.disk is not None and len(stretch.tokens) == self.tree.size_tokens:
+                self.disk.write(stretch.name, kind, piece)
         self.tree.use(path, (ROWS,))
         self.tree.trim()
+
+    def fetch(self, prompt: Sequence[int]) -> "Future[dict[Name, Raw]] | None":
+        """Begin to read what makes more of a prompt restorable; None where the disk has nothing to add.
+
+        `adopt` must follow when it is done, with the same prompt.
+        """
+        if self.disk is None:
+            return None
+        path = self.tree.grow(prompt, partly=False)
+        known = next((at for at, stretch in enumerate(path) if not self._somewhere(stretch, ROWS)), len(path))
+        path, here = path[:known], self._longest(prompt)[1]
+        most = len(prompt) - 1 if self.anywhere else self.engine.cuts.last(len(prompt))
+        while path and path[-1].end > here:
+            wanted = self._pieces_of(path, path[-1].end)
+            missing = [(stretch, kind) for stretch, kind in wanted if kind not in stretch.pieces]
+            fits = sum(self.disk.size(stretch.name, kind) for stretch, kind in missing) < self.limit_bytes
+            if path[-1].end <= most and fits and all(self._somewhere(*one) for one in missing):
+                return self.disk.read([(stretch.name, kind) for stretch, kind in missing])
+            path.pop()
+        return None
+
+    def adopt(self, prompt: Sequence[int], read: Mapping[Name, Raw]) -> None:
+        """Take what was read of a prompt into memory."""
+        path = list[Stretch]()
+        for stretch in self.tree.grow(prompt, partly=False):
+            for kind in (ROWS, RING, POINT):
+                raw = read.get((stretch.name, kind))
+                if raw is not None and kind not in stretch.pieces and (kind == ROWS or ROWS in stretch.pieces):
+                    self.tree.put(stretch, kind, raw.piece())
+            if ROWS not in stretch.pieces:
+                break
+            path.append(stretch)
+        self.tree.use(path, (ROWS,))
+        self.tree.trim()
+        self.changes += 1
+
+    def _somewhere(self, stretch: Stretch, kind: str) -> bool:
+        return kind in stretch.pieces or (self.disk is not None and self.disk.has(stretch.name, kind))
+
+    def _pieces_of(self, path: Sequence[Stretch], length: int) -> list[tuple[Stretch, str]]:
+        """Return the pieces that a timeline of `length`, where `path` ends, is made of."""
+        ring = [(stretch, RING) for stretch in self._near(path, length)] if self.parts.ring else []
+        point = [(path[-1], POINT)] if self.parts.point else []
+        return [*((stretch, ROWS) for stretch in path), *ring, *point]
 
     def end(self, start: int, total: int, wanted: int | None = None) -> int:
         """Return where a call of a prompt ends, as `engine.cuts` says, so that what it computes can be kept.
@@ -150,8 +202,10 @@ class PrefixCache:
         return self.end(length, total) == total or length - known >= self.point_tokens
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget what is in memory; what is on disk stays."""
         self.tree.clear()
+        if self.disk is not None:
+            self.disk.close()
 
     def _longest(self, prompt: Sequence[int]) -> tuple[list[Stretch], int]:
         """Return the stretches and the length of the longest beginning that can be restored and gone on from."""
