@@ -180,10 +180,10 @@ class Track:
             error=error,
         )
 
-    def _stop(self) -> str:
+    def _stop(self) -> str | None:
         """Return which stop string it was: of several, the one the tokens since the last other piece complete first."""
-        if len(self.stops) == 1:
-            return self.stops[0]
+        if len(self.stops) < 2:
+            return next(iter(self.stops), None)
         matcher = StopMatcher(stops=self.stops)
         matcher.push(self.decode(self._visible))
         return matcher.matched or self.stops[0]

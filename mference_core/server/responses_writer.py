@@ -206,6 +206,6 @@ class ResponseWriter:
     def whole(self) -> dict[str, Any]:
         """Return the response."""
         pieces = merged(self.track.pieces)
-        last = len(pieces) - 1
-        self._items = [self._item(piece, self._status if at == last else COMPLETED) for at, piece in enumerate(pieces)]
+        cut = pieces[-1] if pieces and not isinstance(pieces[-1], ToolCall) else None  # calls are told when complete
+        self._items = [self._item(piece, self._status if piece is cut else COMPLETED) for piece in pieces]
         return self._final()
