@@ -11,7 +11,16 @@ from mference_core.gturbo.index import Resident, ResidentIndex, encode_index, pl
 from mference_core.gturbo.layout import PART_NAMES, Layout, encode_layout, plan_layout, plan_parts
 from mference_core.gturbo.model import EXPERTS_DIR
 from mference_core.install.ranges import CHUNK_BYTES, Copy, RangePlan, plan_ranges
-from mference_core.manifest import ABSENT, SLOT_DEFAULT_BITS, SLOT_ROWS, WEIGHTS_NAME, QuantSlot, affine, check_quant
+from mference_core.manifest import (
+    ABSENT,
+    SLOT_DEFAULT_BITS,
+    SLOT_ROWS,
+    UNQUANTIZED,
+    WEIGHTS_NAME,
+    QuantSlot,
+    affine,
+    check_quant,
+)
 from mference_core.placement import ROLES, InstallPlan
 from mference_core.placement import Resident as ResidentPlace
 from mference_core.tensors import ExpertLayer, Quant, Span, Weight
