@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import mlx.core as mx
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from mlx.utils import tree_map
 
+from mference_core.ahead import READS
 from mference_core.arch import Arch
 from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
 from mference_core.cuts import Cuts
@@ -16,13 +17,15 @@ from mference_core.errors import NumericError, RequestError, UsageError
 from mference_core.experts.mapped_files import MappedFiles
 from mference_core.experts.mapping import MappedExperts
 from mference_core.experts.plan import MemoryPlan, Requested, plan_memory
-from mference_core.experts.pool import ExpertPool, ExpertStats, ResidentExperts
+from mference_core.experts.pool import ExpertPool, ResidentExperts
 from mference_core.experts.reader import ExpertReader
+from mference_core.experts.stats import ExpertStats
 from mference_core.graph import LayerGraph, Routing
 from mference_core.kv import KVLayout
 from mference_core.placement import ROLES
 from mference_core.plugins import LoadedFamily
 from mference_core.routed import LayerExperts
+from mference_core.router import Router
 from mference_core.session import Session
 from mference_core.state import DTYPES
 from mference_core.steps import Observer, StepFunction, advance, make_step
@@ -32,6 +35,7 @@ from mference_kernels.mapped import reads_addresses
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 512
+LOOKAHEAD = ("off", "on", "auto")
 SCRATCH_FLOOR_BYTES = 96 << 20
 
 
@@ -39,7 +43,8 @@ SCRATCH_FLOOR_BYTES = 96 << 20
 class LoadOptions:
     """How to load: `dtype` auto, float32 or bfloat16; `context` and `chunk` in tokens; `memory_bytes` for everything.
 
-    Without a `context` it is `DEFAULT_CONTEXT`, or the model's limit where that is smaller.
+    Without a `context` it is `DEFAULT_CONTEXT`, or the model's limit where that is smaller. `lookahead` is off, on or
+    auto: whether experts that the next layer is expected to miss are read early.
     """
 
     dtype: str = "auto"
@@ -48,6 +53,7 @@ class LoadOptions:
     slots: Requested = "auto"
     memory_bytes: int | None = None
     verify: str = "full-sha256"
+    lookahead: str = "auto"
 
 
 def resolve_dtype(name: str) -> str:
@@ -177,6 +183,7 @@ class Engine:
         reader, files = ExpertReader(), MappedFiles()
         try:
             experts = _experts(checkpoint, graph, reader, files, plan, weights.product_dtype)
+            experts = _looking_ahead(experts, router, options.lookahead)
         except BaseException:
             reader.close()
             files.close()
@@ -334,6 +341,27 @@ def _experts(
         companions = next((part.dtype for part in disk.parts if part.name.endswith("_scales")), "BF16")
         held.append(LayerExperts(source=source, product_dtype=exact_product(companions, _expert_product(product))))
     return tuple(held)
+
+
+def _looking_ahead(
+    experts: Sequence[LayerExperts | None], router: Router, lookahead: str
+) -> tuple[LayerExperts | None, ...]:
+    """Let layers be guessed; those that choose by token id are known, so all that they miss is worth reading."""
+    if lookahead not in LOOKAHEAD:
+        raise UsageError(what="--lookahead", got=f"'{lookahead}'", expected="off, on or auto")
+    if not looks_ahead(lookahead):
+        return tuple(experts)
+    made: list[LayerExperts | None] = []
+    for index, held in enumerate(experts):
+        known = held is not None and router.looked_up(index) is not None
+        reads = router.experts if known else READS
+        made.append(None if held is None else evolve(held, ahead=reads, certain=known))
+    return tuple(made)
+
+
+def looks_ahead(lookahead: str) -> bool:
+    """Say whether a value of `--lookahead` makes guesses here."""
+    return lookahead == "on"
 
 
 def _expert_product(product: mx.Dtype) -> mx.Dtype:

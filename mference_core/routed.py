@@ -21,10 +21,15 @@ from mference_kernels.quant import Dense, Matrix, Quantized
 
 @frozen(kw_only=True)
 class LayerExperts:
-    """One layer's source of experts, and the dtype its products run in."""
+    """One layer's source of experts, and the dtype its products run in.
+
+    `ahead` is how many of them may be read for a guess (0: none is made), `certain` whether guesses are always right.
+    """
 
     source: SlotSource | MappedExperts
     product_dtype: mx.Dtype
+    ahead: int = 0
+    certain: bool = False
     _mapped: MappedWeights | None = field(init=False, eq=False, repr=False)
 
     @_mapped.default
@@ -81,21 +86,24 @@ def routed_branch(
     routing: Routing,
     step: Step,
     meanwhile: Callable[[], object] = lambda: None,
+    afterwards: Callable[[], object] = lambda: None,
 ) -> mx.array:
     """Return the weighted sum of each row's experts.
 
     Shapes: rows (B, L, H), routing (B, L, k) -> (B, L, H) float32. Padding rows come out undefined but finite.
     Each (row, expert) pair is computed alone and ranks are summed in order, so neither slots nor tiles change a bit.
-    `meanwhile` is called once if something must be read, as soon as reading has begun. Raises: `StreamError` if reading
-    fails; `NumericError` if the router chose no valid expert.
+    `meanwhile` is called once if something must be read, as soon as reading has begun, and `afterwards` once, when
+    nothing is left to be read and the last experts have yet to compute. Raises: `StreamError` if reading fails;
+    `NumericError` if the router chose no valid expert.
     """
     assert layer.experts is not None
     B, L, H = rows.shape
     if experts.source.full:
+        afterwards()
         ids = routing.ids.reshape(B * L, -1)
         y = layer.experts(rows.reshape(B * L, H), experts.source.slot_map[ids], experts.weights())
         return weighted_sum(y, routing.weights)
-    outputs, place = _streamed(layer, experts, reshaped(rows, (B * L, H)), routing.ids, step, meanwhile)
+    outputs, place = _streamed(layer, experts, reshaped(rows, (B * L, H)), routing.ids, step, meanwhile, afterwards)
     return weighted_sum(outputs[0], routing.weights) if place is None else placed_sum(outputs, place, routing.weights)
 
 
@@ -106,6 +114,7 @@ def _streamed(
     ids: mx.array,
     step: Step,
     meanwhile: Callable[[], object],
+    afterwards: Callable[[], object],
 ) -> tuple[list[mx.array], list[int] | None]:
     """Return pairs' unweighted outputs, experts read as needed, and where among them each (row, rank) pair lies.
 
@@ -117,6 +126,7 @@ def _streamed(
     pairs = _pairs_by_expert(chosen_by_row, step, source.experts)
     wanted = sorted(pairs)
     if sum(step.lengths) == len(chosen_by_row) and (lease := source.at_hand(wanted)) is not None:
+        afterwards()
         slot_of = dict(zip(wanted, lease.slots, strict=True))
         where = mx.array([[slot_of[expert] for expert in row] for row in chosen_by_row], dtype=mx.int32)
         y = layer.experts(rows, where, experts.weights())
@@ -125,7 +135,7 @@ def _streamed(
         return [y], None
     outputs: list[mx.array] = []
     order: list[int] = []
-    for chosen, slot_of in _tiles(source, wanted, meanwhile):
+    for chosen, slot_of in _tiles(source, wanted, meanwhile, afterwards):
         mine = [pair for expert in chosen for pair in pairs[expert]]
         slots = [slot_of[expert] for expert in chosen for _ in pairs[expert]]
         if len(chosen_by_row) == 1:  # one row meets all of them
@@ -158,7 +168,10 @@ def _pairs_by_expert(ids: list[list[int]], step: Step, count: int) -> dict[int, 
 
 
 def _tiles(
-    source: ExpertSource, wanted: Sequence[int], meanwhile: Callable[[], object] = lambda: None
+    source: ExpertSource,
+    wanted: Sequence[int],
+    meanwhile: Callable[[], object] = lambda: None,
+    afterwards: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[Sequence[int], dict[int, int]]]:
     """Yield groups of experts with their slots, ready for use; later groups are being read meanwhile.
 
@@ -170,11 +183,11 @@ def _tiles(
         if lease.misses:
             meanwhile()
         slot_of = dict(zip(wanted, lease.slots, strict=True))
-        if lease.hits:
+        if lease.hits and lease.misses:
             yield lease.hits, slot_of
         lease.wait()
-        if lease.misses:
-            yield lease.misses, slot_of
+        afterwards()
+        yield lease.misses or lease.hits, slot_of
         return
     missing = set(source.non_resident(wanted))
     ordered = [e for e in wanted if e not in missing] + [e for e in wanted if e in missing]
@@ -187,6 +200,8 @@ def _tiles(
         ahead = groups[index + 1] if index + 1 < len(groups) else None
         coming = source.acquire(ahead, frozenset(lease.slots)) if ahead else None
         lease.wait()
+        if ahead is None:
+            afterwards()
         yield group, dict(zip(group, lease.slots, strict=True))
         if ahead is not None:
             lease = coming or _acquire(source, ahead)

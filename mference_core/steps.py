@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mference_core.ahead import LookAhead
 from mference_core.graph import LayerGraph, Routing, Step
 from mference_core.routed import LayerExperts, routed_branch
 from mference_core.state import LayerState
@@ -40,7 +41,8 @@ def advance(
     """Take `step.ids` (B, L) through every layer, writing each timeline's real tokens to its states.
 
     `states[i][b]` is layer i's state of timeline b. Returns the last layer's rows, to be evaluated by the caller.
-    While a layer's missing experts are read, its shared branch and the experts already in memory run.
+    While a layer's missing experts are read, its shared branch and the experts already in memory run; while the last of
+    them compute, those that the next layer is expected to miss are read.
     """
     x = graph.embed(step.ids)
     at_once = levels.cpu() is not None
@@ -54,13 +56,21 @@ def advance(
             if not at_once:  # queued first, so that it runs while the router's choice is waited for
                 shared()
             routing = layer.route(attended.h, step)
+            following = LookAhead(graph, experts, index, attended.h, step)
             if not held.source.full and not at_once:
-                mx.async_eval(routing.ids, shared())
-            routed = routed_branch(layer, held, attended.rows, routing, step, shared)
+                guess = following.predict()
+                mx.async_eval(routing.ids, shared(), *([] if guess is None else [guess]))
+            meanwhile = partial(_both, shared, following.predict)
+            routed = routed_branch(layer, held, attended.rows, routing, step, meanwhile, following.begin)
         x = layer.combine(attended.h, shared(), routed)
         if observe is not None:
             observe(index, x, routing)
     return x
+
+
+def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
+    first()
+    second()
 
 
 class _Once:

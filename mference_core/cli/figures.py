@@ -43,6 +43,12 @@ def summary(engine: "Engine", generation: "Generation") -> dict[str, Any]:
         "expert_slots": engine.memory.experts_held,
         "expert_hit_rate": 1.0 if engine.memory.resident else stats.hit_rate,
         "bytes_read": stats.bytes_read,
+        "lookahead": {
+            "predicted": stats.predicted,
+            "confirmed": stats.confirmed,
+            "bytes_read": stats.ahead_bytes,
+            "wasted_bytes": stats.wasted_bytes,
+        },
         "dtype": engine.dtype,
     }
 
@@ -56,5 +62,14 @@ def footer(engine: "Engine", generation: "Generation") -> str:
         f"{figures.prefill_seconds:.2f}s={figures.prefill_rate:.1f}tok/s cached={figures.cached_tokens}tok "
         f"new={figures.new_tokens}tok decode={figures.decode_seconds:.2f}s={figures.decode_rate:.3f}tok/s "
         f"peak={format_bytes(facts['peak_memory_bytes'])} hits={facts['expert_hit_rate']:.1%} "
-        f"read={format_bytes(facts['bytes_read'] // tokens)}/tok]"
+        f"read={format_bytes(facts['bytes_read'] // tokens)}/tok{_ahead(facts['lookahead'])}]"
     )
+
+
+def _ahead(figures: dict[str, int]) -> str:
+    """Return how guesses turned out, or nothing where none were made."""
+    if not figures["predicted"]:
+        return ""
+    wasted = figures["wasted_bytes"] / max(1, figures["bytes_read"])
+    right = figures["confirmed"] / figures["predicted"]
+    return f" ahead={right:.0%} right, {format_bytes(figures['bytes_read'])} read, {wasted:.0%} wasted"

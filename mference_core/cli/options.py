@@ -56,6 +56,13 @@ def load_options(function: F) -> F:
             show_default=True,
             help="Slots per layer: a number, resident, mapped or auto.",
         ),
+        click.option(
+            "--lookahead",
+            type=click.Choice(["off", "on", "auto"]),
+            default="auto",
+            show_default=True,
+            help="Read experts that the next layer is expected to miss.",
+        ),
         click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True),
         click.option(
             "--verify",
@@ -97,6 +104,7 @@ def read_load(values: dict[str, Any]) -> "LoadOptions":
         slots=parse_slots(values.pop("expert_slots")),
         memory_bytes=None if memory is None else parse_bytes(memory),
         verify=values.pop("verify"),
+        lookahead=values.pop("lookahead"),
     )
 
 

@@ -12,8 +12,9 @@ import mlx.core as mx
 
 from mference_core.errors import StreamError
 from mference_core.experts.mapped_files import MappedFile, MappedFiles
-from mference_core.experts.pool import ExpertStats, Lease
+from mference_core.experts.pool import Lease
 from mference_core.experts.slab import Slab
+from mference_core.experts.stats import ExpertStats, Guesses
 from mference_core.experts.table import SlotPlan
 from mference_core.gturbo.layout import PART_NAMES
 from mference_core.tensors import ExpertLayer
@@ -46,6 +47,7 @@ class MappedExperts:
         self._files = files
         self._before_first_read = before_first_read
         self._stats = ExpertStats()
+        self._guesses = Guesses(expert_bytes=layer.expert_bytes)
         self._seen = [-RECHECK_SECONDS] * layer.count
         self._spans = [self._spans_of(expert) for expert in range(layer.count)]
         self.table = _table(map(self._parts_of, range(layer.count)))
@@ -53,11 +55,12 @@ class MappedExperts:
     @property
     def stats(self) -> ExpertStats:
         """Figures since the load; bytes are those that were not in memory when they were asked for."""
-        return self._stats
+        return self._stats + self._guesses.stats
 
     def acquire(self, experts: Sequence[int], avoiding: Collection[int] = frozenset()) -> Lease:
         """Begin reading those of distinct `experts` that are not in memory; `wait` returns when all of them are."""
         del avoiding  # nothing is ever refilled
+        self._guesses.settle(experts)
         missing = self._ask(experts)
         self._stats += ExpertStats(
             hits=len(experts) - len(missing), misses=len(missing), bytes_read=sum(missing.values())
@@ -81,6 +84,13 @@ class MappedExperts:
         self._stats += ExpertStats(bytes_read=sum(missing.values()))
         return len(missing)
 
+    def look_ahead(self, experts: Sequence[int], most: int, *, certain: bool) -> None:
+        """Expect a request for distinct `experts`, best guess first, and begin reading the first `most` not in memory."""
+        del certain
+        missing = self._ask(experts, most)
+        self._guesses.note(experts, missing)
+        self._stats += ExpertStats(bytes_read=sum(missing.values()))
+
     def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
         """Return those of `experts` that are not in memory, once each, in order."""
         return tuple(expert for expert in dict.fromkeys(experts) if self._missing_bytes(expert))
@@ -102,14 +112,16 @@ class MappedExperts:
                 views[name][:] = file.view(offset, size)
         return slab.arrays
 
-    def _ask(self, experts: Sequence[int]) -> dict[int, int]:
-        """Begin reading what is not in memory of `experts`; return the bytes missing of each that lacks some."""
+    def _ask(self, experts: Sequence[int], most: int | None = None) -> dict[int, int]:
+        """Begin reading what is not in memory of `experts`, of at most so many; return the bytes missing of each of those."""
         if self._before_first_read is not None:
             self._before_first_read(self.layer.layer)
             self._before_first_read = None
         self._files.check_open()
         now, missing = time.monotonic(), dict[int, int]()
         for expert in experts:
+            if len(missing) == most:
+                break
             if now - self._seen[expert] < RECHECK_SECONDS:
                 continue
             if size := self._missing_bytes(expert):

@@ -1,17 +1,17 @@
 """Where a layer's experts are served from: slots filled on demand, or all of them resident."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import RLock
 from types import MappingProxyType
 from typing import Protocol
 
 import mlx.core as mx
-from attrs import frozen
 
 from mference_core.errors import MferenceError
 from mference_core.experts.reader import ExpertRead, ExpertReader
 from mference_core.experts.slab import Landing, Slab, Staging, host_memory
+from mference_core.experts.stats import ExpertStats, Guesses
 from mference_core.experts.table import SlotPlan, SlotTable
 from mference_core.tensors import ExpertLayer
 
@@ -19,34 +19,6 @@ from mference_core.tensors import ExpertLayer
 PENDING_LIMIT = 16
 # A resident load goes through so much host memory at a time when it cannot read in place.
 LOAD_BYTES = 64 * 1024 * 1024
-
-
-@frozen(kw_only=True)
-class ExpertStats:
-    """What serving experts cost: uses that found or missed a slot, bytes read, seconds the caller waited for reads."""
-
-    hits: int = 0
-    misses: int = 0
-    bytes_read: int = 0
-    stall_seconds: float = 0.0
-
-    @property
-    def hit_rate(self) -> float:
-        """Hits per use, 0 to 1; 0 when nothing was used."""
-        return self.hits / max(1, self.hits + self.misses)
-
-    def __add__(self, other: "ExpertStats") -> "ExpertStats":
-        return ExpertStats(
-            hits=self.hits + other.hits,
-            misses=self.misses + other.misses,
-            bytes_read=self.bytes_read + other.bytes_read,
-            stall_seconds=self.stall_seconds + other.stall_seconds,
-        )
-
-    @staticmethod
-    def total(stats: Iterable["ExpertStats"]) -> "ExpertStats":
-        """Add the figures of several layers."""
-        return sum(stats, start=ExpertStats())
 
 
 class Lease:
@@ -101,6 +73,12 @@ class ExpertSource(Protocol):
 
     def prefetch(self, experts: Sequence[int], keep_evictable: int) -> int:
         """Begin reading some of `experts` into slots nobody needs; return how many. Never changes results."""
+
+    def look_ahead(self, experts: Sequence[int], most: int, *, certain: bool) -> None:
+        """Expect a request for distinct `experts`, best guess first, and begin reading the first `most` that are missing.
+
+        A `certain` guess may take every slot; another leaves as many free as there are experts.
+        """
 
     def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
         """Return those of `experts` that are in no slot, in order; changes nothing."""
@@ -162,6 +140,7 @@ class ExpertPool:
         self._pending: list[tuple[mx.array, frozenset[int] | None]] = []
         self._hits = self._misses = self._bytes_read = 0
         self._stall_seconds = 0.0
+        self._guesses = Guesses(expert_bytes=layer.expert_bytes)
         self._map: mx.array | None = None
         self._lock = RLock()
 
@@ -190,12 +169,13 @@ class ExpertPool:
     @property
     def stats(self) -> ExpertStats:
         """Figures since the load; speculative reads count as bytes, not as misses."""
-        return ExpertStats(
+        served = ExpertStats(
             hits=self._hits,
             misses=self._misses,
             bytes_read=self._bytes_read,
             stall_seconds=self._stall_seconds,
         )
+        return served + self._guesses.stats
 
     def acquire(self, experts: Sequence[int], avoiding: Collection[int] = frozenset()) -> Lease | None:
         """Give distinct `experts` slots and begin reading the misses; None when too few slots may be refilled.
@@ -203,6 +183,7 @@ class ExpertPool:
         None changes nothing. An expert already being read, by a prefetch or an earlier lease, is waited for.
         """
         with self._lock:
+            self._guesses.settle(experts)
             if self._fills:
                 self._reap(frozenset(experts))
             if self._before_first_read is not None and self.table.non_resident(experts):
@@ -221,6 +202,8 @@ class ExpertPool:
     def at_hand(self, experts: Sequence[int]) -> Lease | None:
         """Use distinct `experts` if all are published; else change nothing and return None."""
         with self._lock:
+            if self._fills:
+                self._reap(frozenset())
             missing = len(experts) > self.slots or self.table.non_resident(experts)
             return None if missing else self.acquire(experts)
 
@@ -231,14 +214,27 @@ class ExpertPool:
         reads it again and gets the error.
         """
         with self._lock:
-            self._reap(frozenset())
-            if not self.table.non_resident(experts):
-                return 0
-            self._touch()
-            plan = self.table.reserve_speculative(experts, keep_evictable)
-            if plan.misses:
-                self._start(plan)
-            return len(plan.misses)
+            return len(self._speculate(experts, keep_evictable))
+
+    def _speculate(self, experts: Sequence[int], keep_evictable: int) -> tuple[int, ...]:
+        self._reap(frozenset())
+        if not self.table.non_resident(experts):
+            return ()
+        self._touch()
+        plan = self.table.reserve_speculative(experts, keep_evictable)
+        if plan.misses:
+            self._start(plan)
+        return tuple(expert for expert, _ in plan.misses)
+
+    def look_ahead(self, experts: Sequence[int], most: int, *, certain: bool) -> None:
+        """Expect a request for distinct `experts`, best guess first, and begin reading the first `most` that are missing.
+
+        A `certain` guess may take every slot; another leaves as many free as there are experts. Errors as `prefetch`.
+        """
+        with self._lock:
+            missing = self.table.non_resident(experts)[:most]
+            begun = self._speculate(missing, 0 if certain else len(experts)) if missing else ()
+            self._guesses.note(experts, begun)
 
     def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
         """Return those of `experts` that are in no slot, in order; changes nothing."""
@@ -384,6 +380,10 @@ class ResidentExperts:
         """Do nothing: there is nothing to read."""
         del experts, keep_evictable
         return 0
+
+    def look_ahead(self, experts: Sequence[int], most: int, *, certain: bool) -> None:
+        """Do nothing: there is nothing to read."""
+        del experts, most, certain
 
     def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
         """Return nothing: every expert is in its slot."""

@@ -39,6 +39,7 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
         chunk=options.chunk,
         slots=parse_slots(options.slots[0]),
         verify="trusted-receipt",
+        lookahead=options.lookahead,
     )
     started = time.perf_counter()
     with Engine.load(plugins.load(options.family), options.model, load) as engine:
@@ -104,7 +105,7 @@ def run(options: argparse.Namespace, slots: str, cap: str) -> dict[str, Any]:
 
 
 def _spawn(options: argparse.Namespace, slots: str, group: Group | None) -> dict[str, Any]:
-    names = ("family", "model", "context", "chunk", "prompt", "new", "seed", "dtype")
+    names = ("family", "model", "context", "chunk", "prompt", "new", "seed", "dtype", "lookahead")
     arguments = [f"--{name}={getattr(options, name)}" for name in names]
     command = [sys.executable, "-m", "tests.benchmarks.full_size", "--child", "--slots", slots, *arguments]
     done = subprocess.run(
@@ -130,6 +131,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--lookahead", default="auto", choices=["off", "on", "auto"])
     parser.add_argument("--prompt", type=int, default=512, help="tokens of prefill")
     parser.add_argument("--new", type=int, default=32, help="tokens of decode")
     parser.add_argument("--seed", type=int, default=0)

@@ -10,9 +10,10 @@ import mlx.core as mx
 import pytest
 
 from mference_core.errors import StreamError
-from mference_core.experts.pool import PENDING_LIMIT, ExpertPool, ExpertSource, ExpertStats
+from mference_core.experts.pool import PENDING_LIMIT, ExpertPool, ExpertSource
 from mference_core.experts.reader import ExpertReader
 from mference_core.experts.slab import Staging
+from mference_core.experts.stats import ExpertStats
 from mference_core.tensors import ExpertLayer, ExpertPart, Extent, Span
 
 EXPERTS = 8
