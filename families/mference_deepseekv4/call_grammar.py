@@ -6,21 +6,21 @@ from typing import Any
 from mference_core.chat.format import Tools
 from mference_core.chat.schema import branches_of, types_of
 from mference_core.chat.values import dump_json
-from mference_core.grammar.notation import ANY, Mark, Rules, json_value, literal
+from mference_core.grammar.notation import Mark, Rules, json_value, literal, without
 from mference_core.grammar.values import length, pattern
-from mference_deepseekv4.calls import CLOSE, DSML, INVOKE_END, OPEN, PARAMETER_END
+from mference_deepseekv4.calls import CLOSE, DSML, INVOKE_END, PARAMETER_END
 
 TEXT, JSON = ' string="true">', ' string="false">'
-NO_MARK = f"{ANY} & ~/(?s:.*){DSML}(?s:.*)/"
+NO_MARK = without(DSML)
 """Text that holds no mark: what ends a value, or a block, is never part of it."""
 END = f"{PARAMETER_END}\n"
 
 
 def write_calls(rules: Rules, mark: Mark, tools: Tools, parallel: bool) -> str:  # noqa: ARG001, FBT001  a contract's
-    """Write a block of calls as a grammar: parameters in the schema's order, the optional ones there or not."""
+    """Write what follows the opening of a block: parameters in the schema's order, the optional ones there or not."""
     calls = [_invoke(rules, tool["function"]["name"], tool["function"].get("parameters") or {}) for tool in tools]
     call = rules.rule(" | ".join(calls))
-    return f"{literal(OPEN + chr(10))} {call}{'+' if parallel else ''} {literal(CLOSE)}"
+    return f"{literal(chr(10))} {call}{'+' if parallel else ''} {literal(CLOSE)}"
 
 
 def _invoke(rules: Rules, name: str, schema: Mapping[str, Any]) -> str:

@@ -198,4 +198,5 @@ def chat_format() -> ChatFormat:
         reasoning=THOUGHT,
         efforts=EFFORTS,
         call_grammar=write_calls,
+        call_opening=OPEN,
     )

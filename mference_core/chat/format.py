@@ -81,7 +81,8 @@ class ChatFormat:
     checked messages and tools before rendering, raising `RequestError` for what the dialect cannot say. `decoder`
     makes the decoder of an answer from the tokenizer, the checked tools and the ids of the prompt. `reasoning` names
     the control tokens around hidden text. `efforts` maps each accepted `reasoning_effort` to whether it thinks.
-    `call_grammar` writes the dialect's tool calls as a grammar, so that a forced call is valid by construction.
+    `call_grammar` writes the dialect's tool calls as a grammar, so that a forced call is valid by construction; where
+    calls begin with `call_opening`, ordinary text and no control token, it writes what follows that.
     """
 
     stops: Mapping[str, str]
@@ -94,6 +95,7 @@ class ChatFormat:
     reasoning: tuple[str, str] | None = None
     efforts: Mapping[str, bool] = field(factory=dict)
     call_grammar: WriteCalls | None = None
+    call_opening: str | None = None
 
     def stop_ids(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Return the reason of each stop id. Raises `ManifestError` if the vocabulary lacks a stop token."""

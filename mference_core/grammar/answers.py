@@ -8,7 +8,7 @@ from attrs import frozen
 from mference_core.chat.format import ChatFormat, Tools, starts_hidden
 from mference_core.errors import RequestError
 from mference_core.grammar.constraint import GrammarConstraint
-from mference_core.grammar.notation import ANY, Rules, json_value, token
+from mference_core.grammar.notation import ANY, Rules, json_value, literal, token, without
 from mference_core.grammar.values import inlined
 from mference_core.tokens import Tokenizer
 
@@ -51,9 +51,12 @@ class Grammars:
         self, tools: Tools, prompt: Sequence[int], *, parallel: bool = True, thinking: bool = False
     ) -> GrammarConstraint:
         """Leave the text free and constrain the calls that may follow it. Raises as `tool_calls`."""
-        rules = Rules()
-        calls = f"{rules.terminal(ANY)} ({self._calls(rules, tools, parallel=parallel)})?"
-        return self._constraint(rules.text(self._reasoning(rules, prompt, thinking=thinking) + calls), "tools")
+        rules, opening = Rules(), self.chat.call_opening
+        calls = self._calls(rules, tools, parallel=parallel)
+        answer = f"{rules.terminal(ANY)} ({calls})?"
+        if opening is not None:  # text that the calls' own opening ends, or without it
+            answer = f"({rules.until(opening)} {calls} | {rules.terminal(without(opening))})"
+        return self._constraint(rules.text(self._reasoning(rules, prompt, thinking=thinking) + answer), "tools")
 
     def json_or_calls(
         self,
@@ -67,7 +70,7 @@ class Grammars:
         """Constrain the answer to calls, or to what `json_answer` allows. Raises as these two."""
         rules = Rules()
         value = json_value(schema if schema is not None else {"type": "object"})
-        answer = f"({value} | {self._calls(rules, tools, parallel=parallel)})"
+        answer = f"({value} | {self._opened(rules, tools, parallel=parallel)})"
         return self._constraint(
             rules.text(self._reasoning(rules, prompt, thinking=thinking) + answer), "response_format"
         )
@@ -75,8 +78,12 @@ class Grammars:
     def call_rules(self, tools: Tools, prompt: Sequence[int], *, parallel: bool, thinking: bool = False) -> str:
         """Return the grammar of `tool_calls`. Raises `RequestError` likewise."""
         rules = Rules()
-        calls = self._calls(rules, tools, parallel=parallel)
+        calls = self._opened(rules, tools, parallel=parallel)
         return rules.text(self._reasoning(rules, prompt, thinking=thinking) + calls)
+
+    def _opened(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
+        opening, calls = self.chat.call_opening, self._calls(rules, tools, parallel=parallel)
+        return calls if opening is None else f"{literal(opening)} {calls}"
 
     def _calls(self, rules: Rules, tools: Tools, *, parallel: bool) -> str:
         if self.chat.call_grammar is None:

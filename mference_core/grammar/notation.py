@@ -5,6 +5,7 @@ id, so that its spelling in ordinary text never stands for it.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,11 @@ ANY = r"/(?s:.*)/"
 def literal(text: str) -> str:
     """Return `text` as a literal."""
     return json.dumps(text, ensure_ascii=True)
+
+
+def without(mark: str) -> str:
+    """Return the body of a terminal for any text in which `mark` does not occur."""
+    return rf"{ANY} & ~/(?s:.*){re.escape(mark).replace('/', chr(92) + '/')}(?s:.*)/"
 
 
 def json_value(schema: Mapping[str, Any]) -> str:

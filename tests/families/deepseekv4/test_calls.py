@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from mference_core.chat import Event, Malformed, Reasoning, Text, ToolCall, render
 from mference_core.chat.values import dump_json, load_json
 from mference_core.errors import RequestError
+from mference_core.grammar.answers import Grammars
 from mference_core.testing.dialects import answer_events, call, function
 from mference_core.tokens import Tokenizer
 from mference_deepseekv4.calls import CLOSE, DSML, OPEN, Unreadable, parse_calls
@@ -328,3 +329,64 @@ def test_rendered_calls_read_back(arguments: list[dict[str, Any]]) -> None:
     untyped = [{"type": "function", "function": {"name": "get", "description": ""}}]
     events = shapes(heard(whole[len(prompt) : -1], tools=untyped))
     assert events == [("get", dump_json(values)) for values in arguments]
+
+
+STRICT: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get",
+        "description": "",
+        "parameters": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}, "s": {"enum": ["x", 1]}, "t": {"type": "string", "maxLength": 3}},
+            "required": ["n"],
+        },
+    },
+}
+N, S, T = parameter("n", "1", text=False), parameter("s", "x", text=True), parameter("t", "abc", text=True)
+
+
+def follows(text: str, *, free: bool) -> tuple[bool, bool]:
+    """Say whether a grammar takes a text, calls alone or after `free` text, and whether it may end there."""
+    tokenizer = byte_level()
+    grammars = Grammars(chat=CHAT, tokenizer=tokenizer, vocab_size=tokenizer.size)
+    constraint = grammars.text_and_calls([STRICT], []) if free else grammars.tool_calls([STRICT], [])
+    ids = tokenizer.encode(text)
+    taken = constraint.matcher.validate_tokens(ids) == len(ids) and constraint.matcher.consume_tokens(ids)
+    return taken, taken and constraint.matcher.is_accepting()
+
+
+@pytest.mark.parametrize("inside", [N, N + S, N + T, N + S + T, N + parameter("s", "1", text=False)])
+def test_calls_that_a_grammar_allows(inside: str) -> None:
+    text = block(invoke(inside))
+    assert follows(text, free=False) == (True, True)
+    assert follows(text, free=True) == (True, True)
+    assert follows(f"Well, <｜DSML｜ is text.\n\n{text}", free=True) == (True, True)
+    assert follows(block(invoke(N), invoke(inside)), free=False) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        block(),
+        block(invoke()),
+        block(invoke(S)),
+        block(invoke(N + N)),
+        block(invoke(T + N)),
+        block(invoke(N, name="put")),
+        block(invoke(N.replace("1", "x"))),
+        block(invoke(N + parameter("s", "y", text=True))),
+        block(invoke(N + parameter("t", "abcd", text=True))),
+        block(invoke(N)) + " Done.",
+    ],
+)
+def test_calls_that_no_grammar_allows(text: str) -> None:
+    """Not even after text: once a block is opened it is one that can be read."""
+    assert not follows(text, free=False)[0]
+    assert not follows(f"Well. {text}", free=True)[0]
+
+
+def test_free_text_needs_no_call() -> None:
+    for text in ("", "Well.", "<", "<｜DSML｜", OPEN[:-1]):
+        assert follows(text, free=True) == (True, True)
+    assert follows(f"Well.{OPEN}", free=True) == (True, False)
