@@ -1,6 +1,7 @@
 """`mference show`: what a model directory is, what it weighs, and what it needs in memory."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 CONTEXTS = (4096, 16_384, 65_536, 262_144)
 
 
-def _memory(found: Found, checkpoint: "Checkpoint", dtype: str) -> list[dict[str, Any]]:
+def memory_rows(found: Found, checkpoint: "Checkpoint", dtype: str) -> list[dict[str, Any]]:
     """Return total bytes per context and slot count."""
     from mference_core import engine  # noqa: PLC0415
 
@@ -74,7 +75,7 @@ def describe(found: Found, dtype: str, verify: str) -> dict[str, Any]:
         "state_bytes_per_token": layout.bytes_per_token,
         "tokenizer": checkpoint.tokenizer_dir is not None,
         "arch": encode_arch(checkpoint.arch),
-        "memory": _memory(found, checkpoint, dtype),
+        "memory": memory_rows(found, checkpoint, dtype),
         "automatic": automatic,
     }
 
@@ -116,7 +117,13 @@ def command(family: str | None, model: Path | None, dtype: str, verify: str, *, 
     click.echo(f"  context           at most {facts['context_limit_tokens'] or 'unstated'} tokens")
     click.echo(f"  tokenizer         {'present' if facts['tokenizer'] else 'absent: use --tokens'}")
     click.echo(f"  automatic choice  {facts['automatic']}")
-    click.echo(f"memory in {facts['dtype']} by expert slots per layer:")
-    for row in facts["memory"]:
+    for line in memory_lines(facts["memory"], facts["dtype"]):
+        click.echo(line)
+
+
+def memory_lines(rows: list[dict[str, Any]], dtype: str) -> Iterator[str]:
+    """Return the table of `memory_rows`."""
+    yield f"memory in {dtype} by expert slots per layer:"
+    for row in rows:
         totals = "  ".join(f"{n}: {format_bytes(size)}" for n, size in row["total_bytes_by_slots"].items())
-        click.echo(f"  {row['context_tokens']:>7} tokens  state {format_bytes(row['state_bytes']):>9}   {totals}")
+        yield f"  {row['context_tokens']:>7} tokens  state {format_bytes(row['state_bytes']):>9}   {totals}"

@@ -21,6 +21,7 @@ from mference_core.install.transaction import (
     abandon,
     check_disk,
     check_swap,
+    disk_bytes_needed,
     install_errors,
     locked,
     prepare,
@@ -56,8 +57,7 @@ def install_local(
     checkpoint, plan = _open_source(source, contract, plan_for)
     outputs = plan_outputs(checkpoint, plan)
     manifest = draft_manifest(checkpoint, outputs, known_ids or {})
-    tokenizer = [checkpoint.path / name for name in (CONFIG_NAME, *TOKENIZER_NAMES)]
-    tokenizer = [path for path in tokenizer if path.is_file()]
+    tokenizer = _tokenizer_files(checkpoint.path)
     with locked(output) as target, install_errors(target.shown):
         side_bytes = sum(path.stat().st_size for path in tokenizer)
         check_disk(target, outputs.total_bytes + side_bytes)
@@ -85,6 +85,17 @@ def install_local(
         dropped=dict(checkpoint.dropped),
         seconds=monotonic() - started,
     )
+
+
+def local_bytes(checkpoint: Checkpoint, plan_for: Callable[[Arch], InstallPlan]) -> tuple[int, int]:
+    """Return the bytes of a local install but for its metadata, and the free bytes it asks for; raises as it does."""
+    outputs = plan_outputs(checkpoint, plan_for(checkpoint.arch))
+    size = outputs.total_bytes + sum(path.stat().st_size for path in _tokenizer_files(checkpoint.path))
+    return size, disk_bytes_needed(size)
+
+
+def _tokenizer_files(source: Path) -> list[Path]:
+    return [path for name in (CONFIG_NAME, *TOKENIZER_NAMES) if (path := source / name).is_file()]
 
 
 def _check_apart(source: Path, output: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from mference_core.errors import InstallError, ManifestError
+from mference_core.errors import InstallError, ManifestError, MferenceError
 from mference_core.install.finish import write_small
 from mference_core.install.transaction import Target, pending_path, sync_directory
 from mference_core.jsondata import is_hex, member, parse_object, read_capped, size_member, typed
@@ -139,6 +139,19 @@ def read_saved(target: Target) -> Saved | None:
     except ManifestError as error:
         raise InstallError(what=str(error), remedy=_REMEDY) from error
     return decode_saved(data, target.checkpoint)
+
+
+def kept_bytes(output: Path, repo: str, revision: str) -> tuple[int, int] | None:
+    """Return source bytes done and in all of a paused download to `output`, None if there is none of that source."""
+    try:
+        saved = decode_saved(
+            read_capped(output.with_name(output.name + ".resume.json"), SAVED_CAP_BYTES, "saved download"), output
+        )
+    except MferenceError:
+        return None
+    if (saved.repo, saved.revision) != (repo, revision):
+        return None
+    return saved.done_source_bytes, saved.total_source_bytes
 
 
 def write_saved(target: Target, saved: Saved) -> None:
