@@ -41,13 +41,17 @@ Piece = Said | Thought | ToolCall
 
 @frozen(kw_only=True)
 class End:
-    """How one answer ended: `finish` is stop, length or tool_calls; `stop` the stop string that ended it."""
+    """How one answer ended: `finish` is stop, length or tool_calls; `stop` the stop string that ended it.
+
+    `error` is what the client is told of a failure, `cause` what the log is.
+    """
 
     finish: str
     figures: Figures
     stop: str | None = None
     reasoning_tokens: int = 0
     error: ApiError | None = None
+    cause: str | None = None
 
 
 @define(eq=False)
@@ -178,6 +182,7 @@ class Track:
             stop=self._stop() if outcome.reason == "stop_string" else None,
             reasoning_tokens=self.reasoning_tokens,
             error=error,
+            cause=None if outcome.error is None else str(outcome.error),
         )
 
     def _stop(self) -> str | None:

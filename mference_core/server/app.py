@@ -40,6 +40,8 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
 }
+MAX_HEAD_BYTES = 16 << 10
+MAX_HEADERS = 100
 ALWAYS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
@@ -105,7 +107,7 @@ def build(state: State, policy: Policy, log: Log = say) -> ASGIApp:
         Route("/openapi.json", openapi, methods=["GET"]),
         *pages.routes(),
     ]
-    handlers: Any = {ApiError: _told, HTTPException: _http}
+    handlers: Any = {ApiError: _told, HTTPException: _http, Exception: _broken}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False
     return Guard(app=inner, state=state, policy=policy, log=log)
@@ -113,7 +115,14 @@ def build(state: State, policy: Policy, log: Log = say) -> ASGIApp:
 
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    if error.status >= 500 and error.__cause__ is not None:
+        request.scope["mference.cause"] = str(error.__cause__)
     return error_response(request.scope, error)
+
+
+async def _broken(request: Request, _: Exception) -> Response:
+    """Return what a client is told of a fault of ours; the guard logs it."""
+    return error_response(request.scope, internal())
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -128,6 +137,25 @@ async def _http(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not possible at {request.url.path[:100]}"
     told = ApiError(status=error.status_code, message=message, code=code, headers=dict(error.headers or {}))
     return error_response(request.scope, told)
+
+
+def check_head(scope: Scope) -> None:
+    """Raise `ApiError` for a head that is too large, or that says two things about where its body ends."""
+    headers = scope["headers"]
+    if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES or len(headers) > MAX_HEADERS:
+        raise ApiError(
+            status=431,
+            message=f"the headers are more than {MAX_HEADERS} or {MAX_HEAD_BYTES} bytes",
+            code="headers_too_large",
+            headers={"connection": "close"},
+        )
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise ApiError(
+            message="content-length is set beside transfer-encoding",
+            code="invalid_request",
+            headers={"connection": "close"},
+        )
 
 
 @define(kw_only=True, eq=False)
@@ -168,6 +196,7 @@ class Guard:
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send, told: "_Told") -> None:
         try:
+            check_head(scope)
             self.policy.check(scope["method"], scope["path"], headers, page=pages.owns(scope["path"]))
             self.state.check_open()
             if scope["method"] == "OPTIONS" and self.policy.cors(headers.get("origin")):
@@ -203,10 +232,10 @@ class Guard:
                 f"prompt={made.prompt_tokens} cached={made.cached_tokens} completion={made.new_tokens} finish={end.finish}"
             )
             if end.error is not None:
-                parts.append(f"error={end.error.code}")
+                parts.append(f"error={end.error.code}" + (f" ({end.cause})" if end.cause else ""))
         reasons = [] if running is None else [r for track in running.answers.tracks for r in track.malformed]
         parts += [f"unreadable call: {reason[:200]}" for reason in reasons]
-        parts += [told.reason] if told.reason is not None else []
+        parts += [reason for reason in (told.reason, scope.get("mference.cause")) if reason is not None]
         self.log("; ".join(parts))
 
 

@@ -12,6 +12,8 @@ from mference_core.server.errors import ApiError
 
 MAX_BODY_BYTES = 8 << 20
 BODY_SECONDS = 30.0
+DISCARD_BYTES = 64 << 20
+"""What is read of a body that is too large, so that its sender hears why before the connection ends."""
 PARSE_HERE_BYTES = 32 << 10
 """Larger bodies are parsed beside the event loop."""
 
@@ -76,7 +78,7 @@ async def read_json(request: Request, most: int = MAX_BODY_BYTES, seconds: float
     """
     check_type(request)
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isdigit() and int(declared) > DISCARD_BYTES:
         raise _too_large(most)
     try:
         async with asyncio.timeout(seconds):
@@ -92,16 +94,22 @@ async def read_json(request: Request, most: int = MAX_BODY_BYTES, seconds: float
 
 
 async def _collect(request: Request, most: int) -> bytes:
-    data = bytearray()
+    data, size = bytearray(), 0
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise Gone
-        data += message.get("body", b"")
-        if len(data) > most:
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= most:
+            data += part
+        elif size > DISCARD_BYTES:
             raise _too_large(most)
         if not message.get("more_body", False):
-            return bytes(data)
+            break
+    if size > most:
+        raise _too_large(most)
+    return bytes(data)
 
 
 def _too_large(most: int) -> ApiError:

@@ -14,7 +14,7 @@ from mference_core.errors import MferenceError, UsageError
 from mference_core.server.exchange import State
 from mference_core.server.protocol import PatientProtocol
 
-MAX_HEAD_BYTES = 32 << 10
+MAX_UNFINISHED_BYTES = 32 << 10
 KEEP_ALIVE_SECONDS = 15
 GRACE_SECONDS = 5.0
 
@@ -72,7 +72,7 @@ class Draining(Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                h11_max_incomplete_event_size=MAX_UNFINISHED_BYTES,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(drain_seconds + GRACE_SECONDS) + 1,
             )
