@@ -110,13 +110,13 @@ class PrefixCache:
         self._restored_tokens += length - held
         return length
 
-    def keep(self, session: Session, total: int) -> None:
-        """Keep what `session` holds of a timeline that will have `total` tokens, and what is not kept yet.
+    def keep(self, session: Session, whole: Sequence[int]) -> None:
+        """Keep what `session` holds of a timeline that will have the tokens of `whole`, and what is not kept yet.
 
         What is complete is kept to its last token where nothing is carried. What a ring has lost already is not kept.
         """
         length = session.length
-        path = self.tree.grow(session.tokens, partly=length >= total and self.anywhere)
+        path = self.tree.grow(session.tokens, partly=length >= len(whole) and self.anywhere)
         oldest = oldest_ring_row(session, self.parts)
         made: list[tuple[Stretch, str, Piece]] = []
         for stretch in path:
@@ -125,7 +125,7 @@ class PrefixCache:
                 made.append((stretch, ROWS, copy_rows(session, self.parts.linear, stretch.start, end)))
             if self.parts.ring and RING not in stretch.pieces and stretch.start >= oldest and stretch.end <= length:
                 made.append((stretch, RING, copy_rows(session, self.parts.ring, stretch.start, end)))
-        if self._wants_point(path, length, total):
+        if self._wants_point(path, length, whole):
             made.append((path[-1], POINT, copy_point(session, self.parts)))
         if made:
             mx.eval([array for _, _, piece in made for array in piece.arrays.values()])
@@ -181,25 +181,34 @@ class PrefixCache:
         point = [(path[-1], POINT)] if self.parts.point else []
         return [*((stretch, ROWS) for stretch in path), *ring, *point]
 
-    def end(self, start: int, total: int, wanted: int | None = None) -> int:
-        """Return where a call of a prompt ends, as `engine.cuts` says, so that what it computes can be kept.
+    def end(self, start: int, prompt: Sequence[int], wanted: int | None = None) -> int:
+        """Return where the call ends that takes `prompt` from token `start`, so that what it computes can be kept.
 
-        Where experts need not be read again for it, a prompt's last cut is made for the sake of its point.
+        As `engine.cuts` says, or earlier for the sake of a point: where another prompt went on otherwise, and at the last
+        cut where experts need not be read again for it.
         """
-        cuts, size, memory = self.engine.cuts, self.tree.size_tokens, self.engine.memory
+        cuts, size, memory, total = self.engine.cuts, self.tree.size_tokens, self.engine.memory, len(prompt)
         end = cuts.end(start, total, wanted)
         if self.anywhere:
             even = end // size * size  # a ring may have lost the beginning of a stretch when its end is computed
             return even if start < even and end < total else end
-        last = cuts.last(total) // size * size
-        return last if start < last < end and (memory.resident or memory.mapped) else end
+        last = cuts.last(total) // size * size if memory.resident or memory.mapped else 0
+        return min((cut for cut in (self._branch(prompt), last) if start < cut < end), default=end)
 
-    def _wants_point(self, path: Sequence[Stretch], length: int, total: int) -> bool:
-        """Say whether to keep a point at `length` of a prompt of `total` tokens: at its last cut, or far from others."""
+    def _branch(self, prompt: Sequence[int]) -> int:
+        """Return the last stretch's end that `prompt` shares with others which go on otherwise; 0 if it has a point."""
+        path, shared = self.tree.find(prompt)
+        path = [stretch for stretch in path if stretch.end <= shared and len(stretch.tokens) == self.tree.size_tokens]
+        fresh = path and path[-1].after and POINT not in path[-1].pieces
+        return path[-1].end if fresh and path[-1].end <= self.engine.cuts.last(len(prompt)) else 0
+
+    def _wants_point(self, path: Sequence[Stretch], length: int, prompt: Sequence[int]) -> bool:
+        """Say whether to keep a point at `length` of `prompt`: where prompts part, at its last cut, or far from others."""
         if not self.parts.point or not path or path[-1].end != length or POINT in path[-1].pieces:
             return False
         known = max((stretch.end for stretch in path if POINT in stretch.pieces), default=0)
-        return self.end(length, total) == total or length - known >= self.point_tokens
+        last = self.end(length, prompt) == len(prompt)
+        return last or length - known >= self.point_tokens or self._branch(prompt) == length
 
     def close(self) -> None:
         """Forget what is in memory; what is on disk stays."""

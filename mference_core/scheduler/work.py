@@ -122,8 +122,9 @@ class Work:
         tasks, ends, sizes = list[Task](), list[int](), list[int]()
         for task in self.prefilling:
             self._catch_up(task)
-            end = (self.cache or cuts).end(task.position, len(task.request.prompt), most)
-            together = [*sizes, end - task.position]
+            at, prompt = task.position, task.request.prompt
+            end = self.cache.end(at, prompt, most) if self.cache is not None else cuts.end(at, len(prompt), most)
+            together = [*sizes, end - at]
             if tasks and (max(together) * len(together) > most or max(together) > 2 * min(together)):
                 continue
             tasks.append(task)
@@ -147,7 +148,7 @@ class Work:
         self.pace.observe(len(parts) * max(map(len, parts)), time.monotonic() - started)
         for at, task in enumerate(tasks):
             if self.cache is not None:
-                self.cache.keep(sessions[at], len(prompts[at]))
+                self.cache.keep(sessions[at], prompts[at])
             task.tell_prefilled()
             if complete[at]:
                 assert logits is not None
@@ -203,7 +204,7 @@ class Work:
         session = task.session
         self.end(task, None)
         if self.cache is not None and self.cache.anywhere and session is not None:
-            self.cache.keep(session, session.length)
+            self.cache.keep(session, session.tokens)
 
     def _take(self, tasks: Sequence[Task]) -> None:
         take_tokens(self.engine, [task.row for task in tasks if task.row is not None])

@@ -59,9 +59,9 @@ def take(cache: PrefixCache, session: Session, prompt: Sequence[int]) -> mx.arra
     """Take a prompt by the engine's cuts, keeping all that may be kept."""
     engine, logits = cache.engine, None
     while session.length < len(prompt):
-        end = cache.end(session.length, len(prompt))
+        end = cache.end(session.length, prompt)
         logits = engine.forward([session], [prompt[session.length : end]])
-        cache.keep(session, len(prompt))
+        cache.keep(session, prompt)
     assert logits is not None
     return logits[0]
 
@@ -104,7 +104,7 @@ def test_what_was_answered_is_reused_where_nothing_is_carried(rows: Engine) -> N
     take(cache, session, PROMPT[:100])
     for token in range(90):
         session.decode(token)
-    cache.keep(session, session.length)
+    cache.keep(session, session.tokens)
     prompt = [*PROMPT[:100], *range(90), 3, 4, 5]
     again = rows.session()
     assert cache.restore(again, prompt) == 190
@@ -118,7 +118,7 @@ def test_rings_lose_what_was_not_kept_in_time(rows: Engine, pieces: int) -> None
     session = rows.session()
     for start in range(0, 300, pieces):
         session.prefill(PROMPT[start : min(300, start + pieces)])
-    cache.keep(session, session.length)
+    cache.keep(session, session.tokens)
     capacity = max(session.states[layer].capacity_rows for layer in cache.parts.ring)
     assert capacity < 200
     found = 0
@@ -185,6 +185,18 @@ def test_no_room_keeps_nothing_and_harms_nothing(engine: Engine) -> None:
     cache = PrefixCache(engine=engine, limit_bytes=1)
     take(cache, engine.session(), PROMPT)
     assert (cache.tree.nbytes, every(cache)) == (0, [])
+
+
+def test_where_prompts_part_the_third_goes_on_from_there(engine: Engine) -> None:
+    """A common beginning is found by any layers, once two prompts have had it; points lie there, not only at ends."""
+    cache = PrefixCache(engine=engine, limit_bytes=MUCH)
+    reused = []
+    for salt in range(3):
+        prompt = [*PROMPT[:210], *((salt + 3 * i) % 250 for i in range(150))]
+        session = engine.session()
+        reused.append(cache.restore(session, prompt))
+        assert equal(take(cache, session, prompt), cold(engine, prompt)[1])
+    assert reused == ([0, 210, 210] if cache.anywhere else [0, 0, 192])
 
 
 def test_what_begins_alike_is_kept_once(rows: Engine) -> None:

@@ -51,9 +51,9 @@ def take(cache: PrefixCache, prompt: Sequence[int]) -> tuple[int, mx.array]:
         cache.adopt(prompt, future.result())
     reused = cache.restore(session, prompt)
     while session.length < len(prompt):
-        end = cache.end(session.length, len(prompt))
+        end = cache.end(session.length, prompt)
         logits = cache.engine.forward([session], [prompt[session.length : end]])
-        cache.keep(session, len(prompt))
+        cache.keep(session, prompt)
     assert logits is not None
     mx.eval(logits)
     return reused, logits[0]
