@@ -5,9 +5,9 @@ and queries of the delta rule by the sum of squares (not the mean), takes the ro
 lower index on ties, and keeps the recurrent state [value heads, key dim, value dim] in float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 from attrs import frozen
@@ -30,13 +30,14 @@ from mference_core import (
 from mference_kernels.activations import swiglu
 from mference_kernels.attention import attention
 from mference_kernels.delta_mixer import DeltaMixer, delta_mixer
-from mference_kernels.experts import ExpertWeights, gated_experts
+from mference_kernels.experts import ExpertWeights, gated_experts, gated_linear
 from mference_kernels.norms import rms_norm
 from mference_kernels.quant import Matrix, linear, linears, rows
 from mference_kernels.rope import default_frequencies, partial_rope
-from mference_kernels.routing import top_k
+from mference_kernels.routing import choose_experts
 from mference_qwen36.arch import RMS_EPS, UNIT_EPS, Qwen36Arch, rotary_dims
 from mference_qwen36.install import HEAD, TRUNK
+from mference_qwen36.programs import attention_program, block_programs, delta_programs
 
 norm = partial(rms_norm, eps=RMS_EPS)
 Rows = tuple[mx.array, mx.array]
@@ -63,9 +64,8 @@ def router(arch: Qwen36Arch, weights: Weights) -> Router:
 
     def choose(layer: int, logits: mx.array, step: Step | None) -> Routing:
         del layer, step
-        ids = top_k(logits, arch.top_k_experts)
-        p = mx.take_along_axis(mx.softmax(logits, axis=-1), ids, axis=-1)
-        return Routing(ids=ids, weights=p / p.sum(axis=-1, keepdims=True))
+        ids, shares = choose_experts(logits, arch.top_k_experts, softmax=True, renormalise=True)
+        return Routing(ids=ids, weights=shares)
 
     return Router(experts=arch.num_experts, top_k=arch.top_k_experts, scores=scores, choose=choose)
 
@@ -127,12 +127,17 @@ class DeltaNet:
 
     def __call__(self, x: mx.array, states: Sequence[RecurrentState], step: Step) -> mx.array:
         """Mix x (B, L, H), advancing each timeline's state by its real tokens; padding reaches no state."""
-        inputs = linears(x, (self.qkv, self.z, self.a, self.b))
-        held = ([state.values[name] for state in states] for name in ("conv", "s"))
-        y, tails, matrices = delta_mixer(*inputs, step.lengths, *held, self.mixer)
-        for row, state in enumerate(states):
-            state.advance(step.lengths[row], s=matrices[row], conv=tails[row])
+        y = self.advance(linears(x, (self.qkv, self.z, self.a, self.b)), states, step)
         return linear(y.astype(x.dtype), self.out)
+
+    def advance(self, inputs: Sequence[mx.array], states: Sequence[RecurrentState], step: Step) -> mx.array:
+        """Take what the four projections gave; returns (B, L, value heads * value dim) float32."""
+        qkv, z, a, b = inputs
+        tails, held = ([state.values[name] for state in states] for name in ("conv", "s"))
+        y, tails, held = delta_mixer(qkv, z, a, b, step.lengths, tails, held, self.mixer)
+        for row, state in enumerate(states):
+            state.advance(step.lengths[row], s=held[row], conv=tails[row])
+        return y
 
 
 def _attention(arch: Qwen36Arch, weights: Weights, prefix: str) -> Attention:
@@ -167,37 +172,78 @@ def _delta_net(arch: Qwen36Arch, weights: Weights, prefix: str) -> DeltaNet:
     return DeltaNet(qkv=qkv, z=z, a=a, b=b, out=weights.matrix(f"{prefix}out_proj.weight"), mixer=mixer)
 
 
+Attend = Callable[[mx.array, Sequence[LayerState], Step], Attended]
+
+
+def _attending(arch: Qwen36Arch, weights: Weights, prefix: str) -> Attend:
+    """Return a full layer up to its feed-forward block: one program, or call by call."""
+    before, after = (weights.array(f"{prefix}{name}_layernorm.weight") for name in ("input", "post_attention"))
+    mixer = _attention(arch, weights, f"{prefix}self_attn.")
+    native = attention_program(mixer, before, after)
+
+    def attend(x: mx.array, states: Sequence[LayerState], step: Step) -> Attended:
+        held = cast("Sequence[RowState]", states)
+        if native.runs(x):
+            timelines = [state.extend(real) for state, real in zip(held, step.lengths, strict=True)]
+            h, t = native(x, positions=step.positions, timelines=timelines)
+        else:
+            h = x + mixer(norm(x, before), held, step)
+            t = norm(h, after)
+        return Attended(h=(h, t), rows=t)
+
+    return attend
+
+
+def _advancing(arch: Qwen36Arch, weights: Weights, prefix: str) -> Attend:
+    """Return a recurrent layer up to its feed-forward block: two programs and the mixer between, or call by call."""
+    before, after = (weights.array(f"{prefix}{name}_layernorm.weight") for name in ("input", "post_attention"))
+    mixer = _delta_net(arch, weights, f"{prefix}linear_attn.")
+    native = delta_programs(mixer, before, after)
+
+    def attend(x: mx.array, states: Sequence[LayerState], step: Step) -> Attended:
+        held = cast("Sequence[RecurrentState]", states)
+        if native.project.runs(x) and native.close.runs(x):
+            h, t = native.close(x, mixer.advance(native.project(x), held, step))
+        else:
+            h = x + mixer(norm(x, before), held, step)
+            t = norm(h, after)
+        return Attended(h=(h, t), rows=t)
+
+    return attend
+
+
 def _layer(arch: Qwen36Arch, weights: Weights, rule: Router, index: int) -> Layer:
     prefix = f"{TRUNK}layers.{index}."
-    before = weights.array(f"{prefix}input_layernorm.weight")
-    after = weights.array(f"{prefix}post_attention_layernorm.weight")
-    mixer = (
-        _attention(arch, weights, f"{prefix}self_attn.")
-        if arch.is_full(index)
-        else _delta_net(arch, weights, f"{prefix}linear_attn.")
-    )
     gate, up, down = (
         weights.matrix(f"{prefix}mlp.shared_expert.{name}_proj.weight") for name in ("gate", "up", "down")
     )
     shared_gate = weights.matrix(f"{prefix}mlp.shared_expert_gate.weight")
+    projection = weights.matrix(f"{prefix}mlp.gate.weight")
+    native = block_programs(arch.hidden_size, projection, arch.top_k_experts, shared_gate, (gate, up, down))
 
-    def attend(x: mx.array, states: Sequence[LayerState], step: Step) -> Attended:
-        h = x + mixer(norm(x, before), cast("Sequence[Any]", states), step)
-        t = norm(h, after)
-        return Attended(h=(h, t), rows=t)
+    def route(h: Rows, step: Step) -> Routing:
+        if native.route.runs(h[1]):
+            ids, shares = native.route(h[1])
+            return Routing(ids=ids, weights=shares)
+        return rule.route(index, h, step)
 
     def shared(h: Rows) -> mx.array:
-        share, opened, value = linears(h[1], (shared_gate, gate, up))
-        return mx.sigmoid(share.astype(mx.float32)) * linear(swiglu(opened, value), down).astype(mx.float32)
+        if native.shared.runs(h[1]):
+            return native.shared(h[1])[0]
+        opened = mx.sigmoid(linear(h[1], shared_gate).astype(mx.float32))
+        return opened * gated_linear(h[1], gate, up, down, swiglu).astype(mx.float32)
 
     def experts(t: mx.array, slots: mx.array, held: ExpertWeights) -> mx.array:
         return gated_experts(t, slots, held, swiglu)
 
     def combine(h: Rows, s: mx.array, routed: mx.array | None) -> mx.array:
         assert routed is not None
+        if native.combine.runs(h[0], s, routed):
+            return native.combine(h[0], s, routed)[0]
         return h[0] + (routed + s).astype(h[0].dtype)
 
-    return Layer(attend=attend, route=partial(rule.route, index), shared=shared, experts=experts, combine=combine)
+    attend = (_attending if arch.is_full(index) else _advancing)(arch, weights, prefix)
+    return Layer(attend=attend, route=route, shared=shared, experts=experts, combine=combine)
 
 
 def layer_graph(arch: Qwen36Arch, weights: Weights, rule: Router) -> LayerGraph:

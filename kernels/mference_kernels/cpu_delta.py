@@ -94,8 +94,8 @@ def delta_mixer_cpu(
     check_mixer(qkv, z, a, b, lengths, tails, states, mixer)
     B, L, _ = qkv.shape
     y = native.Output(z.shape)
-    new_tails = [native.Output(tail.shape) for tail in tails]
-    new_states = [native.Output(state.shape) for state in states]
+    new_tails, new_states = ([mx.empty(array.shape) for array in arrays] for arrays in (tails, states))
+    mx.eval(new_tails, new_states)  # at once, for whoever computes them has to be woken
     wide = [native.evaluated(array, mx.float32) for array in (qkv, z, a, b)]
     held_tails = [native.evaluated(tail, mx.float32) for tail in tails]
     held_states = [native.evaluated(state, mx.float32) for state in states]
@@ -104,9 +104,9 @@ def delta_mixer_cpu(
         (ctypes.c_void_p * B)(*addresses)
         for addresses in (
             map(native.address, held_tails),
-            (made.address for made in new_tails),
+            map(native.address, new_tails),
             map(native.address, held_states),
-            (made.address for made in new_states),
+            map(native.address, new_states),
         )
     ]
     weights = (mixer.taps, mixer.log_rate, mixer.dt_bias, mixer.norm)
@@ -120,4 +120,4 @@ def delta_mixer_cpu(
         *(mixer.key_dim**-0.5, mixer.unit_eps, mixer.norm_eps),
     )
     native.check(_library().mf_delta_mix(ctypes.byref(args)), "delta_mixer")
-    return y.array(), [made.array().astype(qkv.dtype) for made in new_tails], [made.array() for made in new_states]
+    return y.array(), [tail.astype(qkv.dtype) for tail in new_tails], new_states

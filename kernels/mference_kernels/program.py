@@ -123,8 +123,9 @@ class Builder:
         return self._add(GATED, [x, slots], args[2].out, kind=kind, matrices=ctypes.addressof(args))
 
     def sigmoid_gate(self, gate: Register, x: Register) -> Register:
-        """Return sigmoid(gate) * x."""
-        return self._add(ACTIVATE, [gate, x], self._same(gate, x), kind=SIGMOID)
+        """Return sigmoid(gate) * x; a gate of one value opens the whole row."""
+        width = x.width if gate.width == 1 else self._same(gate, x)
+        return self._add(ACTIVATE, [gate, x], width, kind=SIGMOID)
 
     def softcap(self, x: Register, cap: float) -> Register:
         """Return cap * tanh(x / cap)."""

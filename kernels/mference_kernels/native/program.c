@@ -34,6 +34,17 @@ static void activate(void *context, int64_t first, int64_t last) {
     mf_active->activate(job->op->kind, job->a + first, job->b + at, job->y + first, last - first);
 }
 
+/* One gate for each row. */
+static void open_rows(void *context, int64_t first, int64_t last) {
+    const flat *job = context;
+    const float one = 1.0f;
+    for (int64_t row = first; row < last; row++) {
+        float opened;
+        mf_active->activate(job->op->kind, job->a + row, &one, &opened, 1);
+        for (int64_t i = row * job->width; i < (row + 1) * job->width; i++) job->y[i] = opened * job->b[i];
+    }
+}
+
 /* out = kind(gate) * up, or for MF_CAP up[0] * tanh(gate / up[0]), value by value. */
 MF_EXPORT int mf_activate(int32_t kind, const float *gate, const float *up, float *out, int64_t count) {
     const mf_op op = {.kind = kind};
@@ -163,7 +174,10 @@ static int one(const running *run, const mf_op *op) {
         case MF_OP_GATED: return gated(run, op);
         case MF_OP_ACTIVATE:
             if (op->kind == MF_CAP) job.b = &op->f;
-            mf_spans(activate, &job, rows * width, 16);
+            if (job.from == 1 && width > 1)
+                mf_spans(open_rows, &job, rows, width);
+            else
+                mf_spans(activate, &job, rows * width, 16);
             return MF_OK;
         case MF_OP_PART: mf_spans(part, &job, rows, width); return MF_OK;
         case MF_OP_CHOOSE:

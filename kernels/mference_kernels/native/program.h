@@ -13,7 +13,7 @@ enum {
     MF_OP_MULTIPLY, /* out = in * in2 */
     MF_OP_SCALE,    /* out = in * weight * f; `dim` weights, or one for all */
     MF_OP_GATED,    /* out = down(kind(gate(in)) * up(in)) with three matrices */
-    MF_OP_ACTIVATE, /* out = kind(in) * in2; a cap's limit is f */
+    MF_OP_ACTIVATE, /* out = kind(in) * in2, also where in has one value a row; a cap's limit is f */
     MF_OP_PART,     /* out = values first .. first + dim - 1 (`extra`: first) of `count` parts of in */
     MF_OP_CHOOSE,   /* out, out + 1 = ids (int32) and weights of the `count` best of in; `weight`: a factor per expert */
     MF_OPS
