@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mference_core.graph import Attended as Attended
     from mference_core.graph import Layer as Layer
     from mference_core.graph import LayerGraph as LayerGraph
+    from mference_core.graph import NativeLayer as NativeLayer
     from mference_core.graph import Routing as Routing
     from mference_core.graph import Step as Step
     from mference_core.hookspecs import hookimpl as hookimpl
@@ -55,7 +56,7 @@ _HOMES = {
     "engine": ("Engine",),
     "errors": ("ArchMismatch", "MferenceError", "RequestError"),
     "family": ("Family", "Pinned"),
-    "graph": ("Attended", "Layer", "LayerGraph", "Routing", "Step"),
+    "graph": ("Attended", "Layer", "LayerGraph", "NativeLayer", "Routing", "Step"),
     "hookspecs": ("hookimpl",),
     "kv": ("Composite", "Compressed", "KVLayout", "Linear", "Recurrent", "Ring"),
     "placement": ("Dropped", "InstallPlan", "Place", "Resident", "Routed", "Transform"),

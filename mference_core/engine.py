@@ -11,6 +11,7 @@ from mlx.utils import tree_map
 
 from mference_core.ahead import READS
 from mference_core.arch import Arch
+from mference_core.chained import decode_step
 from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
 from mference_core.cuts import Cuts
 from mference_core.errors import NumericError, RequestError, UsageError
@@ -199,7 +200,7 @@ class Engine:
             dtype=dtype,
             weights=weights,
             prefill_step=family.hooks.mference_prefill_step() or advance,
-            decode_step=family.hooks.mference_decode_step() or advance,
+            decode_step=family.hooks.mference_decode_step() or decode_step(graph, experts),
             reader=reader,
             files=files,
         )

@@ -13,6 +13,7 @@ from attrs import frozen
 from mference_core.state import LayerState
 from mference_kernels.experts import ExpertWeights
 from mference_kernels.fields import array_field
+from mference_kernels.program import Program
 
 
 @frozen(kw_only=True)
@@ -46,6 +47,18 @@ class Attended:
 
 
 @frozen(kw_only=True)
+class NativeLayer:
+    """A layer as one native program, for float32 rows on the CPU; its bits are those of the layer's parts.
+
+    The program takes rows x and returns the next ones; with experts also what `attended` makes an `Attended` of, then
+    the routed experts' rows, ids and weights: where an expert must be read, the other parts take over there.
+    """
+
+    program: Program
+    attended: Callable[[Sequence[mx.array], mx.array], Attended] | None = None
+
+
+@frozen(kw_only=True)
 class Layer:
     """One layer.
 
@@ -56,6 +69,7 @@ class Layer:
     experts(rows (R, H), slots (R, K) int32, weights) -> (R, K, H) float32, each pair on its own and unweighted: the
         core sums the ranks in router order. Touches the slots only. None for a dense layer.
     combine(h, shared, routed (B, L, H) float32 or None) -> next x: norms, residuals, scalars.
+    native: the same as a whole, or None; it makes decoding on the CPU faster and changes nothing else.
     """
 
     attend: Callable[[Any, Sequence[LayerState], Step], Attended]
@@ -63,6 +77,7 @@ class Layer:
     combine: Callable[[Any, Any, mx.array | None], Any]
     route: Callable[[Any, Step], Routing] | None = None
     experts: Callable[[mx.array, mx.array, ExpertWeights], mx.array] | None = None
+    native: NativeLayer | None = None
 
 
 @frozen(kw_only=True)

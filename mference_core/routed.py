@@ -13,6 +13,8 @@ from mference_core.experts.slab import DTYPES
 from mference_core.graph import Layer, Routing, Step
 from mference_core.placement import ROLES
 from mference_core.tensors import ExpertPart
+from mference_kernels import levels
+from mference_kernels.chain import Held
 from mference_kernels.experts import ExpertWeights, placed_sum, weighted_sum
 from mference_kernels.mapped import MappedWeights, Shape
 from mference_kernels.native import reshaped
@@ -45,6 +47,21 @@ class LayerExperts:
         if isinstance(self.source, MappedExperts):
             return cast("ExpertWeights", self._mapped)  # families pass it on unopened
         return self._stacked(self.source.slab)
+
+    def native(self) -> Held | None:
+        """Return the experts as native chains take them, or None where no native kernel does."""
+        fast, weights = levels.cpu(), self.weights()
+        slot_of = self.source.slots_in_memory
+        if fast is None or slot_of is None:
+            return None
+        if isinstance(weights, MappedWeights):
+            return Held(weights.matrices(), slot_of, weights.table)
+        stacks = [
+            w for w in (weights.gate, weights.up, weights.down) if isinstance(w, Quantized) and fast.can_multiply(w)
+        ]
+        if len(stacks) < len(ROLES):
+            return None
+        return Held([fast.matrix_args(w, "experts") for w in stacks], slot_of, kept=stacks)
 
     def _copied(self, experts: Sequence[int]) -> ExpertWeights:
         assert isinstance(self.source, MappedExperts)

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from mference_core.ahead import LookAhead
-from mference_core.graph import LayerGraph, Routing, Step
+from mference_core.graph import Attended, LayerGraph, Routing, Step
 from mference_core.routed import LayerExperts, routed_branch
 from mference_core.state import LayerState
 from mference_kernels import levels
@@ -49,7 +49,7 @@ def advance(
     for index, layer in enumerate(graph.layers):
         attended = layer.attend(x, states[index], step)
         routing, routed, held = None, None, experts[index]
-        shared = _Once(partial(layer.shared, attended.h))
+        shared = Once(partial(layer.shared, attended.h))
         if layer.route is not None:
             assert held is not None
             assert attended.rows is not None
@@ -68,18 +68,37 @@ def advance(
     return x
 
 
+def finish_layer(
+    graph: LayerGraph,
+    experts: Sequence[LayerExperts | None],
+    index: int,
+    attended: Attended,
+    routing: Routing,
+    step: Step,
+) -> Any:
+    """Return the rows after layer `index`, whose router has chosen: what `advance` does where kernels compute at once."""
+    layer, held, rows = graph.layers[index], experts[index], attended.rows
+    assert held is not None
+    assert rows is not None
+    shared, following = Once(partial(layer.shared, attended.h)), LookAhead(graph, experts, index, attended.h, step)
+    meanwhile = partial(_both, shared, following.predict)
+    routed = routed_branch(layer, held, rows, routing, step, meanwhile, following.begin)
+    return layer.combine(attended.h, shared(), routed)
+
+
 def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
     first()
     second()
 
 
-class _Once:
+class Once:
     """Work done when it is first asked for. Native kernels compute at once: their shared branch waits for reads to begin."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work, self._done, self._result = work, False, None
 
     def __call__(self) -> Any:
+        """Return what the work returned."""
         if not self._done:
             self._result, self._done = self._work(), True
         return self._result

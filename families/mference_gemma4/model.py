@@ -18,6 +18,7 @@ from mference_core import (
     LayerGraph,
     LayerState,
     Linear,
+    NativeLayer,
     Ring,
     Router,
     Routing,
@@ -27,7 +28,7 @@ from mference_core import (
 )
 from mference_gemma4.arch import RMS_EPS, Gemma4Arch
 from mference_gemma4.install import TRUNK
-from mference_gemma4.programs import head_program, layer_programs, route_program
+from mference_gemma4.programs import LayerWriter, head_program
 from mference_kernels.activations import geglu, softcap
 from mference_kernels.attention import attention
 from mference_kernels.experts import ExpertWeights, gated_experts, gated_linear
@@ -146,14 +147,16 @@ def _layer(arch: Gemma4Arch, weights: Weights, rule: Router, index: int) -> Laye
     mixer = _mixer(arch, weights, index)
     gate, up, down = (weights.matrix(f"{prefix}mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
     scalar = weights.array(f"{prefix}layer_scalar")
-    native = layer_programs(mixer, array, (gate, up, down), scalar)
-    choosing = route_program(
-        arch.hidden_size,
-        weights.array(f"{prefix}router.scale"),
-        weights.matrix(f"{prefix}router.proj.weight"),
-        weights.array(f"{prefix}router.per_expert_scale"),
-        arch.top_k_experts,
-    )
+    native = LayerWriter(
+        mixer=mixer,
+        norms=array,
+        feed_forward=(gate, up, down),
+        router_scale=weights.array(f"{prefix}router.scale"),
+        router=weights.matrix(f"{prefix}router.proj.weight"),
+        per_expert=weights.array(f"{prefix}router.per_expert_scale"),
+        top_k=arch.top_k_experts,
+        scalar=scalar,
+    ).programs()
 
     def attend(x: mx.array, states: Sequence[LayerState], step: Step) -> Attended:
         if native.attend.runs(x):
@@ -172,8 +175,8 @@ def _layer(arch: Gemma4Arch, weights: Weights, rule: Router, index: int) -> Laye
         return norm(s, array["post_feedforward_layernorm_1"])
 
     def route(h: mx.array, step: Step) -> Routing:
-        if choosing.runs(h):
-            ids, shares = choosing(h)
+        if native.route.runs(h):
+            ids, shares = native.route(h)
             return Routing(ids=ids, weights=shares)
         return rule.route(index, h, step)
 
@@ -187,7 +190,8 @@ def _layer(arch: Gemma4Arch, weights: Weights, rule: Router, index: int) -> Laye
         e = norm(routed.astype(h.dtype), array["post_feedforward_layernorm_2"])
         return (h + norm(s + e, array["post_feedforward_layernorm"])) * scalar.astype(h.dtype)
 
-    return Layer(attend=attend, route=route, shared=shared, experts=experts, combine=combine)
+    whole = NativeLayer(program=native.whole, attended=lambda h, rows: Attended(h=h[0], rows=rows))
+    return Layer(attend=attend, route=route, shared=shared, experts=experts, combine=combine, native=whole)
 
 
 def _norm_names() -> tuple[str, ...]:

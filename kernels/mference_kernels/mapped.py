@@ -46,10 +46,11 @@ class MappedWeights:
         """Return what `gated_experts` does: from the addresses where the native kernels run, else from copies."""
         fast = levels.cpu()  # as `gated_experts` asks, so that slots and mappings give the same bits
         if fast and fast.activation_kind(activation) is not None:
-            return cast("mx.array", fast.mapped_experts_cpu(x, slots, self._matrices(), self.table, activation))
+            return cast("mx.array", fast.mapped_experts_cpu(x, slots, self.matrices(), self.table, activation))
         return mapped_experts_ops(x, slots, self, activation)
 
-    def _matrices(self) -> list[native.MatrixArgs]:
+    def matrices(self) -> list[native.MatrixArgs]:
+        """Return gate, up and down as the library takes them with a table."""
         return [
             native.MatrixArgs(
                 *(None, None, None, shape.out, shape.width, shape.bits, shape.group_size),

@@ -135,6 +135,7 @@ def library() -> ctypes.CDLL:
     made.mf_rope.argtypes = (pointer, pointer, pointer, int64, int64, int64, int64, int64, pointer)
     made.mf_choose_experts.argtypes = (pointer, int64, int64, int64, int32, pointer, pointer, pointer)
     made.mf_activate.argtypes = (int32, pointer, pointer, pointer, int64)
+    made.mf_run_layers.argtypes = (pointer, int64, int64, int64, pointer, int64, int64, pointer, pointer)
     made.mf_run.argtypes = (pointer, int64, int64, pointer, pointer, pointer)
     for name in ("mf_sparse_attend", "mf_pick_entries", "mf_pool_windows", "mf_read_streams"):
         getattr(made, name).argtypes = (pointer,)

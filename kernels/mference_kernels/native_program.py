@@ -40,6 +40,23 @@ class TimelineArgs(ctypes.Structure):
     )
 
 
+class HeldArgs(ctypes.Structure):
+    """`mf_held` of native/program.h."""
+
+    _fields_ = (
+        ("matrices", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("slot_of", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
+class LayerArgs(ctypes.Structure):
+    """`mf_layer` of native/program.h."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("program", "timelines", "experts", "ids"))
+
+
 class Timeline:
     """Keys and values of one timeline, (heads, capacity, dim) of one dtype, written in place.
 

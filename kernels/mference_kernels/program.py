@@ -17,7 +17,7 @@ from mference_kernels.experts import Activation
 from mference_kernels.native_program import OpArgs, ProgramArgs, Timeline, TimelineArgs
 from mference_kernels.quant import Matrix, Quantized
 
-NORM, LINEAR, ROTATE, ATTEND, ADD, MULTIPLY, SCALE, GATED, ACTIVATE, PART, CHOOSE = range(11)
+NORM, LINEAR, ROTATE, ATTEND, ADD, MULTIPLY, SCALE, GATED, ACTIVATE, PART, CHOOSE, EXPERTS = range(12)
 SIGMOID, CAP = 2, 3
 ALIGNED_FLOATS = 16
 
@@ -149,6 +149,15 @@ class Builder:
         rule = softmax + 2 * renormalise
         ids = self._add(CHOOSE, [scores], k, k, kind=rule, dim=scores.width, count=k, weight=at)
         return ids, Register(ids.index + 1, k)
+
+    def experts(self, rows: Register, ids: Register, weights: Register, activation: Activation) -> Register:
+        """Return the weighted sum of each row's experts, which a `Chain` holds; there it stops if one is not in memory."""
+        kind = _fast().activation_kind(activation)
+        if kind is None:
+            raise Unknown(f"activation {activation!r}")
+        slots = self._new(self._same(ids, weights))
+        sizes = {"dim": rows.width, "count": ids.width, "extra": slots.index}
+        return self._add(EXPERTS, [rows, ids, weights], rows.width, kind=kind, **sizes)
 
     def build(self, *outputs: Register) -> "Program":
         """Return the program; calling it returns `outputs`."""

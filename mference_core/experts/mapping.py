@@ -22,7 +22,7 @@ from mference_core.tensors import ExpertLayer
 # A request for more is cut in tiles, so that one tile is used while the next is being read.
 EXPERTS_AT_A_TIME = 32
 # What was in memory so short a time ago still is, as nearly always as not to be worth asking nine times an expert.
-RECHECK_SECONDS = 10.0
+RECHECK_SECONDS = 30.0
 
 Place = tuple[MappedFile, int, int]
 """A span of a mapped file: offset and size in bytes."""
@@ -49,6 +49,7 @@ class MappedExperts:
         self._stats = ExpertStats()
         self._guesses = Guesses(expert_bytes=layer.expert_bytes)
         self._seen = [-RECHECK_SECONDS] * layer.count
+        self.slots_in_memory = (ctypes.c_int32 * layer.count)(*[-1] * layer.count)
         self._spans = [self._spans_of(expert) for expert in range(layer.count)]
         self.table = _table(map(self._parts_of, range(layer.count)))
 
@@ -126,11 +127,26 @@ class MappedExperts:
                 continue
             if size := self._missing_bytes(expert):
                 missing[expert] = size
+                self.slots_in_memory[expert] = -1
                 for file, offset, length in self._spans[expert]:
                     file.will_need(offset, length)
             else:
                 self._seen[expert] = now
+                self.slots_in_memory[expert] = expert
         return missing
+
+    def check_open(self) -> None:
+        """Raise `StreamError` if the files were closed: their memory is gone."""
+        self._files.check_open()
+
+    def look(self) -> None:
+        """Learn of all experts whether they are in memory, once the layer may be read."""
+        if self._before_first_read is None:
+            now = time.monotonic()
+            for expert in range(self.experts):
+                here = not self._missing_bytes(expert)
+                self._seen[expert] = now if here else -RECHECK_SECONDS
+                self.slots_in_memory[expert] = expert if here else -1
 
     def _missing_bytes(self, expert: int) -> int:
         return sum(file.missing_bytes(offset, size) for file, offset, size in self._spans[expert])

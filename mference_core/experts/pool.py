@@ -1,5 +1,6 @@
 """Where a layer's experts are served from: slots filled on demand, or all of them resident."""
 
+import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import RLock
@@ -64,6 +65,13 @@ class ExpertSource(Protocol):
     @property
     def stats(self) -> ExpertStats:
         """Figures since the load."""
+
+    @property
+    def slots_in_memory(self) -> "ctypes.Array[ctypes.c_int32] | None":
+        """Slot of each expert that can be used at once, -1 for others; always the same memory, which is kept up to date.
+
+        None where slots have no fixed place in memory.
+        """
 
     def acquire(self, experts: Sequence[int], avoiding: Collection[int] = frozenset()) -> Lease | None:
         """Give distinct `experts` slots and begin reading the misses; None when too few slots may be refilled."""
@@ -142,6 +150,7 @@ class ExpertPool:
         self._stall_seconds = 0.0
         self._guesses = Guesses(expert_bytes=layer.expert_bytes)
         self._map: mx.array | None = None
+        self._slots_in_memory = (ctypes.c_int32 * layer.count)(*self.table.slot_of)
         self._lock = RLock()
 
     @property
@@ -165,6 +174,16 @@ class ExpertPool:
         if self._map is None:
             self._map = mx.array(self.table.slot_of, dtype=mx.int32)
         return self._map
+
+    @property
+    def slots_in_memory(self) -> "ctypes.Array[ctypes.c_int32] | None":
+        """Slot of each published expert, -1 for others; None where slots are filled by copies into new arrays."""
+        return self._slots_in_memory if self._slab.in_place else None
+
+    def _changed(self) -> None:
+        """Take note that slots have changed hands."""
+        self._map = None
+        self._slots_in_memory[:] = self.table.slot_of
 
     @property
     def stats(self) -> ExpertStats:
@@ -270,7 +289,7 @@ class ExpertPool:
 
     def _start(self, plan: SlotPlan) -> _Fill:
         """Begin reading the misses of `plan`, once nothing queued reads the slab any more."""
-        self._map = None
+        self._changed()
         try:
             slots = [slot for _, slot in plan.misses]
             self._settle(slots)
@@ -321,7 +340,7 @@ class ExpertPool:
             self.table.abandon(fill.plan)
         else:
             self.table.publish(fill.plan)
-            self._map = None
+            self._changed()
         fill.ended = True
         self._fills.remove(fill)
         self._bytes_read += 0 if fill.error else fill.read.size
@@ -359,6 +378,7 @@ class ResidentExperts:
         self.full = True
         self.slot_map = pool.slot_map
         mx.eval(self.slot_map)
+        self.slots_in_memory = pool.slots_in_memory
         self._stats = ExpertStats(bytes_read=pool.stats.bytes_read, stall_seconds=pool.stats.stall_seconds)
 
     @property

@@ -116,7 +116,7 @@ def test_what_is_not_in_memory_is_a_miss_once(tmp_path: Path, files: MappedFiles
 def test_an_expert_used_lately_is_not_asked_about_again(
     checkpoint: Checkpoint, files: MappedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asking costs a system call per extent; what was there ten seconds ago counts as there, then it is asked again."""
+    """Asking costs a system call per extent; what was there thirty seconds ago counts as there, then it is asked again."""
     asked, clock, sizes = list[int](), [100.0], [0]
 
     def look(expert: int) -> int:
@@ -126,7 +126,7 @@ def test_an_expert_used_lately_is_not_asked_about_again(
     monkeypatch.setattr("mference_core.experts.mapping.time.monotonic", lambda: clock[0])
     source = MappedExperts(checkpoint.experts[1], files)
     monkeypatch.setattr(source, "_missing_bytes", look)
-    for now, missing, misses in ((100, 7, (2,)), (101, 0, ()), (110, 7, ()), (111, 7, (2,)), (111, 7, (2,))):
+    for now, missing, misses in ((100, 7, (2,)), (101, 0, ()), (130, 7, ()), (131, 7, (2,)), (131, 7, (2,))):
         clock[0], sizes[0] = now, missing
         assert source.acquire([2]).misses == misses
     assert len(asked) == 4
@@ -240,3 +240,22 @@ def test_an_empty_file_maps(tmp_path: Path) -> None:
     made = MappedFile(tmp_path / "empty")
     assert made.size == 0
     made.close()
+
+
+def test_slots_in_memory_say_what_can_be_used_at_once(checkpoint: Checkpoint, files: MappedFiles) -> None:
+    """Nothing before the layer was first asked for, then what was found, and after a look what is there of all."""
+    source = MappedExperts(checkpoint.experts[1], files, before_first_read=lambda _: None)
+    place = source.slots_in_memory
+    assert place is not None
+    source.look()
+    assert set(place) == {-1}
+    lease = source.acquire([2])
+    lease.wait()
+    assert source.at_hand([2]) is not None
+    assert place[2] == 2
+    source.look()
+    assert list(place) == [-1 if source.non_resident([expert]) else expert for expert in range(source.experts)]
+    source.check_open()
+    files.close()
+    with pytest.raises(StreamError):
+        source.check_open()

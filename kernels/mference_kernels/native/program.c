@@ -9,6 +9,7 @@ typedef struct {
     int64_t rows, batch;
     const int32_t *positions;
     const mf_timeline *timelines;
+    const mf_held *experts;
 } running;
 
 typedef struct {
@@ -156,6 +157,20 @@ static int gated(const running *run, const mf_op *op) {
     return mf_experts_all(op->matrices, NULL, run->at[op->in], slots, run->rows, 1, op->kind, NULL, run->at[op->out]);
 }
 
+static int experts(const running *run, const mf_op *op) {
+    const mf_held *held = run->experts;
+    const int32_t *ids = (const int32_t *)(const void *)run->at[op->in2];
+    int32_t *slots = (int32_t *)(void *)run->at[op->extra];
+    if (!held || held->w[0].in != op->dim || held->w[2].out != op->dim) return MF_BAD_SHAPE;
+    for (int64_t i = 0; i < run->rows * op->count; i++) {
+        if (ids[i] < 0 || ids[i] >= held->count) return MF_BAD_SLOT;
+        slots[i] = held->slot_of[ids[i]];
+        if (slots[i] < 0) return MF_AWAY;
+    }
+    return mf_experts_all(held->w, held->table, run->at[op->in], slots, run->rows, op->count, op->kind, run->at[op->in3],
+                          run->at[op->out]);
+}
+
 static int one(const running *run, const mf_op *op) {
     const int64_t rows = run->rows, width = run->program->widths[op->out];
     float *const y = run->at[op->out];
@@ -179,6 +194,7 @@ static int one(const running *run, const mf_op *op) {
             else
                 mf_spans(activate, &job, rows * width, 16);
             return MF_OK;
+        case MF_OP_EXPERTS: return experts(run, op);
         case MF_OP_PART: mf_spans(part, &job, rows, width); return MF_OK;
         case MF_OP_CHOOSE:
             return mf_choose_all(job.a, rows, op->dim, op->count, op->kind, op->weight, (int32_t *)(void *)y,
@@ -187,18 +203,47 @@ static int one(const running *run, const mf_op *op) {
     }
 }
 
+/* Run inside the pool. */
+static int run_program(running *run, float *const *arrays) {
+    const mf_program *p = run->program;
+    if (p->registers < 1 || p->registers > MAX_REGISTERS || run->rows < 1) return MF_BAD_SHAPE;
+    float *base = (float *)(void *)mf_registers(p->row_floats * run->rows * 4 + 64);
+    if (!base) return MF_NO_MEMORY;
+    for (int64_t r = 0; r < p->registers; r++)
+        run->at[r] = p->offsets[r] < 0 ? arrays[-1 - p->offsets[r]] : base + p->offsets[r] * run->rows;
+    int result = MF_OK;
+    for (int64_t i = 0; i < p->count && !result; i++) result = one(run, p->ops + i);
+    return result;
+}
+
 /* Run `p` on `rows` rows, `batch` timelines of equally many. `arrays` are the caller's registers; `positions` (rows) and
    `timelines` (batch) may be NULL where no operation needs them. */
 MF_EXPORT int mf_run(const mf_program *p, int64_t rows, int64_t batch, float *const *arrays, const int32_t *positions,
                      const mf_timeline *timelines) {
-    if (p->registers < 1 || p->registers > MAX_REGISTERS || rows < 1) return MF_BAD_SHAPE;
-    running run = {p, {0}, rows, batch, positions, timelines};
+    running run = {p, {0}, rows, batch, positions, timelines, NULL};
     mf_pool_enter();
-    float *base = (float *)(void *)mf_registers(p->row_floats * rows * 4 + 64);
-    int result = base ? MF_OK : MF_NO_MEMORY;
-    for (int64_t r = 0; r < p->registers && !result; r++)
-        run.at[r] = p->offsets[r] < 0 ? arrays[-1 - p->offsets[r]] : base + p->offsets[r] * rows;
-    for (int64_t i = 0; i < p->count && !result; i++) result = one(&run, p->ops + i);
+    const int result = run_program(&run, arrays);
+    mf_pool_leave();
+    return result;
+}
+
+/* Run layers one after another, as mf_run does each. `arrays` are those of every layer: rows in, rows out (exchanged after
+   each), and the others, of which number `ids` are the chosen ids, `choices` per row. Returns MF_OK, or MF_AWAY, or an
+   error; `done` is then the number of layers that are, and arrays[0] holds their rows. */
+MF_EXPORT int mf_run_layers(const mf_layer *layers, int64_t count, int64_t rows, int64_t batch, float **arrays, int64_t ids,
+                            int64_t choices, const int32_t *positions, int64_t *done) {
+    int result = MF_OK;
+    mf_pool_enter();
+    for (*done = 0; *done < count && !result; (*done)++) {
+        const mf_layer *layer = layers + *done;
+        running run = {layer->program, {0}, rows, batch, positions, layer->timelines, layer->experts};
+        result = run_program(&run, arrays);
+        if (layer->ids) memcpy(layer->ids, arrays[ids], (size_t)(rows * choices) * 4);
+        if (result) break;
+        float *const out = arrays[1];
+        arrays[1] = arrays[0];
+        arrays[0] = out;
+    }
     mf_pool_leave();
     return result;
 }

@@ -16,6 +16,7 @@ enum {
     MF_OP_ACTIVATE, /* out = kind(in) * in2, also where in has one value a row; a cap's limit is f */
     MF_OP_PART,     /* out = values first .. first + dim - 1 (`extra`: first) of `count` parts of in */
     MF_OP_CHOOSE,   /* out, out + 1 = ids (int32) and weights of the `count` best of in; `weight`: a factor per expert */
+    MF_OP_EXPERTS,  /* out = sum of in through each of its `count` experts in2, times in3; register `extra`: slots */
     MF_OPS
 };
 
@@ -37,11 +38,29 @@ typedef struct {
     int32_t type;
 } mf_timeline;
 
+/* Where a layer's experts are, as mf_experts takes them; slot_of[expert] is negative for one that is away. */
+typedef struct {
+    const mf_matrix *w;
+    const void *const *table;
+    const int32_t *slot_of;
+    int64_t count;
+} mf_held;
+
 typedef struct {
     const mf_op *ops;
     const int64_t *widths;  /* values per row of each register */
     const int64_t *offsets; /* floats per row before it in scratch; -1 - n: it is the n-th array of the caller */
     int64_t count, registers, row_floats;
 } mf_program;
+
+/* One layer of a chain: rows go in as the caller's array 0 and come out as its array 1, and `ids` keeps what was chosen. */
+typedef struct {
+    const mf_program *program;
+    const mf_timeline *timelines;
+    const mf_held *experts;
+    int32_t *ids;
+} mf_layer;
+
+enum { MF_AWAY = 1 }; /* an operation needs experts that are not in memory; all before it are done */
 
 #endif
