@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from mference_core.records import AcceptanceRecord, CaseResult
 
-GATE_VERSION = 1
+GATE_VERSION = 2
 """Raised whenever a case is added or made stricter: older records then no longer fit."""
 
 

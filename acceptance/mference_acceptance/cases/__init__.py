@@ -15,6 +15,7 @@ from mference_acceptance.cases import (
     parity,
     refusals,
     rewinds,
+    serving,
     ties,
 )
 
@@ -46,6 +47,8 @@ CASES: tuple[Case, ...] = tuple(
         rewinds.state_bytes,
         rewinds.snapshots_and_forks,
         rewinds.rewinding,
+        serving.concurrent_requests,
+        serving.prefix_reuse,
         refusals.too_few_slots,
         refusals.missing_tensors,
         installs.install_round_trip,
