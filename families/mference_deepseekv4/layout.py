@@ -30,7 +30,7 @@ def kv_layout(arch: DeepseekV4Arch, context: int, chunk: int, dtype: str) -> KVL
         if arch.kind(layer) == SLIDING:
             layers.append(ring)
             continue
-        parts = {WINDOW: ring, POOL: _pooled(arch, layer, arch.head_dim, dtype)}
+        parts: dict[str, Ring | Compressed] = {WINDOW: ring, POOL: _pooled(arch, layer, arch.head_dim, dtype)}
         if arch.kind(layer) == CSA:
             parts[INDEX] = _pooled(arch, layer, arch.ca_index_head_dim, dtype)
         layers.append(Composite(parts=parts))

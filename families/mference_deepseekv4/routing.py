@@ -4,6 +4,8 @@ The first layers take a token's experts from a table. The others take the larges
 of the weights; the lower id wins a tie. Either way the weights are the chosen scores, renormalised and scaled.
 """
 
+from typing import cast
+
 import mlx.core as mx
 
 from mference_core import MferenceError, Router, Routing, Step, Weights
@@ -17,7 +19,8 @@ from mference_kernels.routing import top_k
 def _table(weights: Weights, name: str, experts: int) -> mx.array:
     """Return the experts of each token id. Raises `MferenceError` if one of them does not exist."""
     table = weights.array(name)
-    odd = [int(n) for n in (table.min().item(), table.max().item()) if not 0 <= n < experts]
+    ends = cast("list[int]", [table.min().item(), table.max().item()])
+    odd = [n for n in ends if not 0 <= n < experts]
     if odd:
         raise MferenceError(what=f"tensor {name}", got=f"a table with expert {odd[0]}", expected=f"0 to {experts - 1}")
     return table.astype(mx.int32)

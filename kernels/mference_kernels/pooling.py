@@ -1,7 +1,5 @@
 """Pooling windows of tokens into entries: a softmax over the tokens, for each channel on its own."""
 
-from typing import cast
-
 import mlx.core as mx
 
 from mference_kernels import levels
@@ -40,4 +38,4 @@ def pool_windows(
         return pool_windows_ops(values, gates, offsets, before, first)
     from mference_kernels import cpu_sparse  # noqa: PLC0415 - it imports what asks here
 
-    return cast("mx.array", cpu_sparse.pool_windows_cpu(values, gates, offsets, before, first))
+    return cpu_sparse.pool_windows_cpu(values, gates, offsets, before, first)

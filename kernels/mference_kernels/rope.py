@@ -116,4 +116,4 @@ def trailing_rope(x: mx.array, positions: mx.array, frequencies: mx.array, *, ba
         return trailing_rope_ops(x, positions, frequencies, back=back)
     from mference_kernels import cpu_sparse  # noqa: PLC0415 - it imports what asks here
 
-    return cast("mx.array", cpu_sparse.trailing_rope_cpu(x, positions, frequencies, back=back))
+    return cpu_sparse.trailing_rope_cpu(x, positions, frequencies, back=back)

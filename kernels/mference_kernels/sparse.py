@@ -3,8 +3,6 @@
 One row is key and value of every head. An entry pools `rate` tokens, and is visible from the last of them on.
 """
 
-from typing import cast
-
 import mlx.core as mx
 
 from mference_kernels import levels
@@ -118,7 +116,7 @@ def sparse_attention(
         from mference_kernels import cpu_sparse  # noqa: PLC0415 - it imports what asks here
 
         found = cpu_sparse.sparse_attention_cpu(q, rows, entries, sinks, picks, scale=scale, ring=ring, **where)
-        return cast("mx.array", found)
+        return found
     if ring:
         rows = rows[mx.arange(key_start, query_start + q.shape[0]) % rows.shape[0]]
     return sparse_attention_ops(q, rows, entries, sinks, picks, scale=scale, **where)
@@ -132,5 +130,5 @@ def pick_entries(
     if levels.cpu():
         from mference_kernels import cpu_sparse  # noqa: PLC0415
 
-        return cast("mx.array", cpu_sparse.pick_entries_cpu(q, weights, keys, scale=scale, **where))
+        return cpu_sparse.pick_entries_cpu(q, weights, keys, scale=scale, **where)
     return pick_entries_ops(q, weights, keys, scale=scale, **where)

@@ -1,7 +1,5 @@
 """Several residual streams: read by one block, written by it, mixed with each other (manifold hyper-connections)."""
 
-from typing import cast
-
 import mlx.core as mx
 from attrs import frozen
 
@@ -109,7 +107,7 @@ def write_streams(x: mx.array, y: mx.array, read: StreamRead) -> mx.array:
         return write_streams_ops(x, y, read)
     from mference_kernels import cpu_streams  # noqa: PLC0415
 
-    return cast("mx.array", cpu_streams.write_streams_cpu(x, y, read))
+    return cpu_streams.write_streams_cpu(x, y, read)
 
 
 def merge_streams(x: mx.array, mixer: StreamMixer) -> mx.array:
@@ -118,4 +116,4 @@ def merge_streams(x: mx.array, mixer: StreamMixer) -> mx.array:
         return merge_streams_ops(x, mixer)
     from mference_kernels import cpu_streams  # noqa: PLC0415
 
-    return cast("mx.array", cpu_streams.merge_streams_cpu(x, mixer))
+    return cpu_streams.merge_streams_cpu(x, mixer)

@@ -78,6 +78,6 @@ def test_growth_is_added_up_before_it_is_rounded() -> None:
     ],
 )
 def test_windows_that_cannot_be_pooled_are_refused(changes: dict[str, Any], message: str) -> None:
-    values = {"entries": full(), "rate": 2, "open_rows": {"a": 2}} | changes
+    values: dict[str, Any] = {"entries": full(), "rate": 2, "open_rows": {"a": 2}} | changes
     with pytest.raises(ValueError, match=message):
         Compressed(**values)

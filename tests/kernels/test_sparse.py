@@ -1,6 +1,7 @@
 """Windows with entries and an indexer: the definitions in plain numbers, and native paths that agree bit for bit."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -23,10 +24,9 @@ def numbers(array: mx.array) -> Any:
     return cast("Any", array.tolist())
 
 
-def plain(
-    q: mx.array, rows: mx.array, entries: mx.array, sinks: mx.array, chosen: list[list[int]], **where: Any
-) -> list[list[list[float]]]:
+def plain(made: Sequence[mx.array], chosen: list[list[int]], **where: Any) -> list[list[list[float]]]:
     """Return attention in double precision, one query and head at a time; `chosen` are each query's entries."""
+    q, rows, entries, sinks = made
     out = []
     for at, query in enumerate(numbers(q)):
         position = where["query_start"] + at
@@ -64,7 +64,7 @@ CASES = st.fixed_dictionaries(
 
 def arrays(
     start: int, length: int, window: int, rate: int, heads: int, dim: int, seed: int
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     first = max(0, start - window + 1)
     count = (start + length) // rate if rate else 0
     made = (
@@ -73,7 +73,13 @@ def arrays(
         normal(count + 1, dim, seed=seed + 2),
         normal(heads, seed=seed + 3),
     )
-    where = {"scale": dim**-0.5, "query_start": start, "key_start": first, "window": window, "rate": rate}
+    where: dict[str, Any] = {
+        "scale": dim**-0.5,
+        "query_start": start,
+        "key_start": first,
+        "window": window,
+        "rate": rate,
+    }
     return made, where
 
 
@@ -81,7 +87,7 @@ def arrays(
 @ANY
 def test_windows_entries_and_sinks_share_one_softmax(case: dict[str, Any]) -> None:
     made, where = arrays(**case)
-    want = plain(*made, visible(case["start"], case["length"], case["rate"]), **where)
+    want = plain(made, visible(case["start"], case["length"], case["rate"]), **where)
     assert mx.allclose(sparse_attention_ops(*made, **where), mx.array(want), rtol=1e-5, atol=1e-5)
     assert mx.allclose(sparse_attention(*made, **where), mx.array(want), rtol=1e-5, atol=1e-5)
 
@@ -96,9 +102,11 @@ def test_picked_entries_take_the_place_of_all(case: dict[str, Any], data: st.Dat
         for all_of in visible(case["start"], case["length"], case["rate"])
     ]
     picks = mx.array([[*row, *[-1] * (4 - len(row))] for row in chosen], dtype=mx.int32)
-    want = mx.array(plain(*made, chosen, **where))
-    assert mx.allclose(sparse_attention_ops(*made, picks, **where), want, rtol=1e-5, atol=1e-5)
-    assert mx.allclose(sparse_attention(*made, picks, **where), want, rtol=1e-5, atol=1e-5)
+    want = mx.array(plain(made, chosen, **where))
+    assert mx.allclose(
+        sparse_attention_ops(made[0], made[1], made[2], made[3], picks, **where), want, rtol=1e-5, atol=1e-5
+    )
+    assert mx.allclose(sparse_attention(made[0], made[1], made[2], made[3], picks, **where), want, rtol=1e-5, atol=1e-5)
 
 
 @NATIVE
@@ -122,7 +130,7 @@ def test_chunks_rings_threads_and_picking_everything_change_no_bit(heads: int, d
     q, sinks = normal(length, heads, dim, seed=1), normal(heads, seed=2)
     every = normal(start + length, dim, seed=3)
     entries = normal((start + length) // rate, dim, seed=4)
-    where = {"scale": dim**-0.5, "window": window, "rate": rate}
+    where: dict[str, Any] = {"scale": dim**-0.5, "window": window, "rate": rate}
     want = cpu_sparse.sparse_attention_cpu(q, every, entries, sinks, query_start=start, key_start=0, **where)
     slots = window + length + 3
     order = list(range(start + length - slots, start + length))
@@ -157,7 +165,7 @@ def test_a_sink_takes_its_share_and_no_value() -> None:
 def test_an_entry_is_seen_from_its_windows_last_token_on() -> None:
     rows = mx.zeros((8, 4))
     entries = mx.array([[1.0] * 4, [2.0] * 4])
-    where = {"scale": 1.0, "key_start": 0, "window": 2, "rate": 4}
+    where: dict[str, Any] = {"scale": 1.0, "key_start": 0, "window": 2, "rate": 4}
     q = mx.zeros((8, 1, 4))
     got = sparse_attention(q, rows, entries, mx.array([-1e9]), query_start=0, **where)
     mean = [0, 0, 0, 1 / 3, 1 / 3, 1 / 3, 1 / 3, 3 / 4]
@@ -175,8 +183,9 @@ def test_rows_and_entries_that_are_missing_are_refused(path: Any) -> None:
         path(q, rows, entries[:5], sinks, **where)
 
 
-def best(q: Any, weights: Any, keys: Any, start: int, rate: int, top_k: int, scale: float) -> list[list[int]]:
+def best(made: Sequence[Any], start: int, rate: int, top_k: int, scale: float) -> list[list[int]]:
     """Return picks by the rule itself, in double precision."""
+    q, weights, keys = map(numbers, made)
     picks = []
     for at, (heads, shares) in enumerate(zip(q, weights, strict=True)):
         seen = (start + at + 1) // rate
@@ -209,7 +218,7 @@ def test_the_best_visible_entries_are_picked(
     q, keys = normal(length, heads, dim, seed=seed), normal(count, dim, seed=seed + 1)
     weights = normal(length, heads, seed=seed + 2)
     where: dict[str, Any] = {"scale": dim**-0.5, "query_start": start, "rate": rate, "top_k": top_k}
-    want = best(*map(numbers, (q, weights, keys)), start=start, rate=rate, top_k=top_k, scale=dim**-0.5)
+    want = best((q, weights, keys), start=start, rate=rate, top_k=top_k, scale=dim**-0.5)
     if heads > 1:  # with one head many scores are exactly 0, or as close to each other as rounding
         assert numbers(pick_entries_ops(q, weights, keys, **where)) == want
         assert numbers(pick_entries(q, weights, keys, **where)) == want
@@ -258,8 +267,14 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     q, keys, weights = normal(6, 4, 8, seed=1), normal(12, 8, seed=2), normal(6, 4, seed=3)
     picking: dict[str, Any] = {"scale": 1.0, "query_start": 40, "rate": 4, "top_k": 3}
     picks = pick_entries_ops(q, weights, keys, **picking)
-    whole = [sparse_attention_ops(*made, **where), sparse_attention_ops(*made, picks, **where)]
+    whole = [
+        sparse_attention_ops(*made, **where),
+        sparse_attention_ops(made[0], made[1], made[2], made[3], picks, **where),
+    ]
     monkeypatch.setattr(sparse, "SCORE_BYTES", 1)
-    blocks = [sparse_attention_ops(*made, **where), sparse_attention_ops(*made, picks, **where)]
+    blocks = [
+        sparse_attention_ops(*made, **where),
+        sparse_attention_ops(made[0], made[1], made[2], made[3], picks, **where),
+    ]
     assert mx.array_equal(pick_entries_ops(q, weights, keys, **picking), picks)
     assert all(mx.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(whole, blocks, strict=True))

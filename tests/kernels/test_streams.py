@@ -245,7 +245,7 @@ def test_windows_are_pooled_by_the_written_rule(
     offsets = normal(rate, width, seed=seed + 2)
     before = (normal(rate, half, seed=seed + 3), normal(rate, half, seed=seed + 4)) if overlapping else None
     plain_before = tuple(map(numbers, before)) if before else None
-    want = mx.array(pooled(*map(numbers, (values, gates, offsets)), plain_before, first))
+    want = mx.array(pooled(numbers(values), numbers(gates), numbers(offsets), plain_before, first))
     assert close(pool_windows_ops(values, gates, offsets, before, first), want)
     assert close(pool_windows(values, gates, offsets, before, first), want)
     made = None
@@ -344,4 +344,5 @@ def test_native_blocks_clamp(limit: float) -> None:
         assert mx.array_equal(got, first), variant
     free = gated_linear_ops(x, gate, up, down, swiglu)
     assert not mx.allclose(want, free, rtol=1e-3) or limit == 10.0
+    assert first is not None
     assert mx.array_equal(gated_linear(x, gate, up, down, kind), first)

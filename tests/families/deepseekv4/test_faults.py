@@ -16,6 +16,8 @@ from mference_core.states import CompressedState, Windows
 from mference_deepseekv4 import attention, compressor, model, routing, streams
 from mference_kernels import pooling, rope, sparse
 from mference_kernels import streams as stream_kernels
+from mference_kernels.activations import ClampedSwiglu
+from mference_kernels.experts import gated_experts, gated_linear
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -48,18 +50,15 @@ def forget_open_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def shared_without_clamp(patch: pytest.MonkeyPatch) -> None:
-    plain = model.gated_linear
-
     def unclamped(x: mx.array, gate: Any, up: Any, down: Any, activation: Any) -> mx.array:
         del activation
-        return plain(x, gate, up, down, model.ClampedSwiglu(1e9))
+        return gated_linear(x, gate, up, down, ClampedSwiglu(1e9))
 
     patch.setattr(model, "gated_linear", unclamped)
 
 
 def experts_without_clamp(patch: pytest.MonkeyPatch) -> None:
-    plain = model.gated_experts
-    patch.setattr(model, "gated_experts", lambda t, s, held, _: plain(t, s, held, model.ClampedSwiglu(1e9)))
+    patch.setattr(model, "gated_experts", lambda t, s, held, _: gated_experts(t, s, held, ClampedSwiglu(1e9)))
 
 
 def no_sinks(patch: pytest.MonkeyPatch) -> None:
@@ -140,14 +139,13 @@ def one_balancing_step_less(patch: pytest.MonkeyPatch) -> None:
 
 def weights_with_bias(patch: pytest.MonkeyPatch) -> None:
     """Weigh experts by what they are chosen by."""
-    plain = routing.mx.take_along_axis
 
     class Biased:
         def __getattr__(self, name: str) -> Any:
             return getattr(mx, name)
 
         def take_along_axis(self, s: mx.array, ids: mx.array, axis: int) -> mx.array:
-            return plain(s, ids, axis=axis) + 0.3
+            return mx.take_along_axis(s, ids, axis=axis) + 0.3
 
     patch.setattr(routing, "mx", Biased())
 
