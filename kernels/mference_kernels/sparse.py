@@ -115,8 +115,7 @@ def sparse_attention(
     if levels.cpu():
         from mference_kernels import cpu_sparse  # noqa: PLC0415 - it imports what asks here
 
-        found = cpu_sparse.sparse_attention_cpu(q, rows, entries, sinks, picks, scale=scale, ring=ring, **where)
-        return found
+        return cpu_sparse.sparse_attention_cpu(q, rows, entries, sinks, picks, scale=scale, ring=ring, **where)
     if ring:
         rows = rows[mx.arange(key_start, query_start + q.shape[0]) % rows.shape[0]]
     return sparse_attention_ops(q, rows, entries, sinks, picks, scale=scale, **where)
