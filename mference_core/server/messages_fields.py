@@ -58,7 +58,7 @@ MESSAGE = Tagged(
         "user": Record(
             fields={
                 "content": Field(
-                    kind=Either(kinds=(Text(), ListOf(kind=USER_BLOCK)), what="a string or a list of blocks"),
+                    kind=Either(kinds=(Text(), ListOf(kind=USER_BLOCK, least=1)), what="a string or a list of blocks"),
                     required=True,
                 )
             }

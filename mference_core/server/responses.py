@@ -2,10 +2,12 @@
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mference_core.chat import Message
+from mference_core.chat import Message, load_json
+from mference_core.chat.messages import GUIDANCE
 from mference_core.server import openai_fields as shared
 from mference_core.server.answers import Track
 from mference_core.server.chat_completions import without
@@ -41,27 +43,56 @@ def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def translate(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return a conversation in the shape the templates know: an assistant's items in a row are one turn."""
+    """Return a conversation in the shape the templates know: an assistant's items in a row are one turn.
+
+    Raises `ApiError` for a call that is none, and for a result without its call.
+    """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     found: list[Message] = []
+    called, waiting = set[str](), set[str]()
     for n, item in enumerate(given):
+        path = f"input[{n}]"
         match item["type"]:
             case "message" if item["role"] != "assistant":
+                if item["role"] != "user" and any(message["role"] not in GUIDANCE for message in found):
+                    raise refused(
+                        f"{path}.role", f"{path}.role is {item['role']!r} after other items; guidance comes first"
+                    )
                 found.append({"role": item["role"], "content": text_of(item["content"])})
+                waiting.clear()
             case "message":
                 turn = _turn(found)
                 turn["content"] += text_of(item["content"])
             case "function_call":
-                function = {"name": item["name"], "arguments": item["arguments"]}
+                if item["call_id"] in called:
+                    raise refused(f"{path}.call_id", f"{path}.call_id is {item['call_id'][:100]!r} again")
+                called.add(item["call_id"])
+                waiting.add(item["call_id"])
+                function = {"name": item["name"], "arguments": _arguments(path, item["arguments"])}
                 calls = _turn(found).setdefault("tool_calls", [])
                 calls.append({"id": item["call_id"], "type": "function", "function": function})
             case "reasoning":
                 turn = _turn(found)
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + _reasoning(f"input[{n}]", item)
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + _reasoning(path, item)
             case _:
+                if item["call_id"] not in waiting:
+                    said = f"{path}.call_id is {item['call_id'][:100]!r}; expected a call before it without a result"
+                    raise refused(f"{path}.call_id", said)
+                waiting.discard(item["call_id"])
                 found.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
     return found
+
+
+def _arguments(path: str, text: str) -> dict[str, Any]:
+    """Return the arguments of a call: JSON text of an object, even encoded twice."""
+    value: Any = text or "{}"
+    with contextlib.suppress(ValueError):
+        value = load_json(value)
+        value = load_json(value) if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        raise refused(f"{path}.arguments", f"{path}.arguments is not the text of a JSON object")
+    return value
 
 
 def _turn(found: list[Message]) -> Message:

@@ -126,7 +126,7 @@ def test_dialects_agree_on_a_conversation() -> None:
         "role": "assistant",
         "content": "Yes.",
         "reasoning_content": "Hm.",
-        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}],
     }
     assert message.messages[3]["content"] == "Error: 1"
     assert chat.tools == [{"type": "function", "function": {k: v for k, v in FUNCTION.items() if k != "strict"}}]
@@ -283,6 +283,7 @@ def test_a_wrong_field_of_a_chat_is_named(fields: dict[str, Any], param: str) ->
         ),
         ({"messages": [*MESSAGES["messages"][:2], USER]}, "messages[1].content"),
         ({"messages": [{"role": "system", "content": "x"}, USER]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         (
             {
                 "messages": [
@@ -316,6 +317,10 @@ def test_a_wrong_field_of_a_message_is_named(fields: dict[str, Any], param: str)
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]}, "input[0].encrypted_content"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"input": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "input[1].role"),
+        ({"input": [{"type": "function_call_output", "call_id": "z", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call", "call_id": "z", "name": "f", "arguments": "["}]}, "input[0].arguments"),
+        ({"input": [RESPONSES["input"][3], RESPONSES["input"][3]]}, "input[1].call_id"),
         ({"stream_options": {}}, "stream_options"),
     ],
 )
