@@ -65,8 +65,6 @@ def train(scheme: Scheme, corpus: Path, limit: int) -> Tokenizer:
     value = json.loads(learner.to_str())
     for added in value["added_tokens"]:
         added["special"] = added["content"] in scheme.special
-    for mark in scheme.added:  # as in the published file, marks that are not special are no words of the model
-        value["model"]["vocab"].pop(mark, None)
     return Tokenizer.from_str(json.dumps(value))
 
 
@@ -90,7 +88,10 @@ def main(scheme: Scheme) -> None:
     (options.out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     loaded = Tokenizer.from_str(text)
     ids = loaded.encode(scheme.sample, add_special_tokens=False).ids
-    if loaded.decode(ids, skip_special_tokens=False) != scheme.sample or loaded.get_vocab_size() != scheme.size:
+    apart = all(loaded.token_to_id(loaded.id_to_token(i)) == i for i in range(scheme.size))
+    if not apart or loaded.get_vocab_size() != scheme.size:
+        raise ValueError(f"the tokenizer must give each of {scheme.size} tokens an id of its own")
+    if loaded.decode(ids, skip_special_tokens=False) != scheme.sample:
         raise ValueError(
             f"the tokenizer does not give back its input: {loaded.decode(ids, skip_special_tokens=False)!r}"
         )
