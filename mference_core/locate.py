@@ -25,6 +25,17 @@ def installed_path(family: str) -> Path:
     return data_dir() / "models" / f"{family}.gturbo"
 
 
+def others(found: Found) -> dict[str, Path]:
+    """Return the models beside the one found, by name: all that are installed; beside an embedded demo the demos too."""
+    installed = {path.name.removesuffix(".gturbo"): path for path in sorted((data_dir() / "models").glob("*.gturbo"))}
+    demo = found.family.family.demo
+    if demo is not None and found.path.resolve() == demo.resolve():
+        families = [plugins.load(name).family for name in plugins.installed()]
+        demos = {f"{one.name}-demo": one.demo for one in families if one.demo is not None and one.demo.is_dir()}
+        installed = demos | installed
+    return {name: path for name, path in installed.items() if path.resolve() != found.path.resolve()}
+
+
 def check_reads(family: LoadedFamily, seen: Peek) -> None:
     """Raise `ManifestError` if the family does not read what the directory says it is."""
     install = seen.kind == "gturbo"

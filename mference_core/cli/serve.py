@@ -1,5 +1,8 @@
 """`mference serve`: one model for the clients of OpenAI and Anthropic."""
 
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -8,10 +11,12 @@ from mference_core.cli.options import load_options, model_options, notice, quiet
 from mference_core.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
+    from mference_core.engine import LoadOptions
     from mference_core.generate import GenerateOptions
     from mference_core.locate import Found
     from mference_core.scheduler.scheduler import Scheduler
     from mference_core.server.exchange import State
+    from mference_core.server.served import Served
 
 
 @click.command("serve")
@@ -26,6 +31,11 @@ if TYPE_CHECKING:
 @click.option("--allow-host", multiple=True, help="Further name in Host headers; may be repeated.")
 @click.option("--allow-origin", multiple=True, help="Web origin whose pages may ask; may be repeated.")
 @click.option("--model-id", help="Name of the model for clients; that of its directory or family unless given.")
+@click.option(
+    "--only",
+    is_flag=True,
+    help="This model alone; else a request may name any other installed one, loaded in its place.",
+)
 @click.option("--alias", multiple=True, help="Further name of the model; may be repeated.")
 @click.option(
     "--max-new", default=4096, show_default=True, help="Most tokens of an answer where a request does not say."
@@ -48,7 +58,8 @@ def command(**values: Any) -> None:
     from mference_core.server.running import Address  # noqa: PLC0415
     from mference_core.server.safety import Policy  # noqa: PLC0415
 
-    load, defaults = read_load(values), _defaults(values)
+    load = read_load(values)
+    _defaults(values)  # what is wrong with them is said before anything is loaded
     for name in ("max_active", "max_waiting", "deadline", "drain"):
         least = 1 if name == "max_active" else 0
         if values[name] is not None and not least <= values[name] < 1e6:
@@ -58,15 +69,29 @@ def command(**values: Any) -> None:
     say = quiet_notice(values["quiet"])
     listening = address.listen()  # before the model is loaded: a port in use is said at once
 
-    from mference_core.engine import Engine  # noqa: PLC0415
-    from mference_core.locate import find_model  # noqa: PLC0415
-    from mference_core.scheduler.scheduler import Scheduler, SchedulerOptions  # noqa: PLC0415
+    from mference_core.locate import find_model, others  # noqa: PLC0415
+    from mference_core.server.exchange import State  # noqa: PLC0415
+    from mference_core.server.figures import shelf_figures  # noqa: PLC0415
+    from mference_core.server.metrics import Metrics  # noqa: PLC0415
+    from mference_core.server.shelf import Shelf  # noqa: PLC0415
 
     with listening:
         found = find_model(values["family"], values["model"], say)
-        options = SchedulerOptions(max_active=values["max_active"], max_waiting=values["max_waiting"])
-        with Scheduler.loading(lambda: Engine.load(found.family, found.path, load, say), options) as scheduler:
-            state = _state(scheduler, found, defaults, values)
+        first = model_name(found, values["model_id"])
+
+        def loader(name: str, path: Path) -> Callable[[], "Served"]:
+            return lambda: _load(name, find_model(None, path, say), load, values)
+
+        beside = {} if values["only"] else others(found)
+        shelf = Shelf(
+            loaded=_load(first, found, load, values),
+            aliases=values["alias"],
+            loaders={name: loader(name, path) for name, path in ({first: found.path} | beside).items()},
+            say=say,
+        )
+        held = values["max_active"] + values["max_waiting"]
+        state = State(shelf=shelf, metrics=Metrics(lambda: shelf_figures(shelf)), held=held)
+        with contextlib.closing(shelf):
             _run(state, policy, listening, address.url(listening.getsockname()[1]), values)
 
 
@@ -94,10 +119,22 @@ def model_name(found: "Found", given: str | None) -> str:
     return found.path.resolve().name.removesuffix(".gturbo") or found.family.family.name
 
 
-def _state(scheduler: "Scheduler", found: "Found", defaults: "GenerateOptions", values: dict[str, Any]) -> "State":
-    from mference_core.server.exchange import State  # noqa: PLC0415
-    from mference_core.server.figures import engine_figures  # noqa: PLC0415
-    from mference_core.server.metrics import Metrics  # noqa: PLC0415
+def _load(name: str, found: "Found", load: "LoadOptions", values: dict[str, Any]) -> "Served":
+    """Load a model and begin to serve it, with a scheduler of its own."""
+    from mference_core.engine import Engine  # noqa: PLC0415
+    from mference_core.scheduler.scheduler import Scheduler, SchedulerOptions  # noqa: PLC0415
+
+    options = SchedulerOptions(max_active=values["max_active"], max_waiting=values["max_waiting"])
+    say = quiet_notice(values["quiet"])
+    scheduler = Scheduler.loading(lambda: Engine.load(found.family, found.path, load, say), options)
+    try:
+        return _served(name, scheduler, values)
+    except BaseException:
+        scheduler.close()
+        raise
+
+
+def _served(name: str, scheduler: "Scheduler", values: dict[str, Any]) -> "Served":
     from mference_core.server.served import Served  # noqa: PLC0415
     from mference_core.tokens import Tokenizer  # noqa: PLC0415
 
@@ -108,19 +145,16 @@ def _state(scheduler: "Scheduler", found: "Found", defaults: "GenerateOptions", 
             what=f"{engine.checkpoint.path}", got="without a tokenizer", remedy="use 'mference run --tokens'"
         )
     chat = engine.family.ask("mference_chat_format")
-    served = Served(
-        model_id=model_name(found, values["model_id"]),
-        names=tuple(values["alias"]),
+    return Served(
+        model_id=name,
         tokenizer=Tokenizer.load(folder, control=chat.control),
         chat=chat,
         context=engine.context,
         vocab_size=engine.graph.vocab_size,
         scheduler=scheduler,
-        defaults=defaults,
+        defaults=_defaults(values),
         deadline_seconds=values["deadline"],
     )
-    metrics = Metrics(lambda: engine_figures(engine, scheduler))
-    return State(served=served, metrics=metrics, held=values["max_active"] + values["max_waiting"])
 
 
 def _run(state: "State", policy: Any, listening: Any, url: str, values: dict[str, Any]) -> None:

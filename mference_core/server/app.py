@@ -79,8 +79,11 @@ def build(state: State, policy: Policy, log: Log = say) -> ASGIApp:
     async def count(request: Request) -> Response:
         with state.admitted():
             ask = count_request(await read_json(request))
-            state.served.check_model(ask.model)
-            prompt, _ = await asyncio.to_thread(state.served.prompt_of, ask)
+            lease = await state.shelf.take(ask.model)
+            try:
+                prompt, _ = await asyncio.to_thread(lease.served.prompt_of, ask)
+            finally:
+                lease.give_back()
         return JSONResponse({"input_tokens": len(prompt)})
 
     async def health(_: Request) -> Response:
@@ -95,12 +98,12 @@ def build(state: State, policy: Policy, log: Log = say) -> ASGIApp:
     async def openapi(_: Request) -> Response:
         return JSONResponse(described)
 
-    described = description()
+    described = description(state.shelf.names)
     routes = [
         *(Route(path, answering(dialect), methods=["POST"]) for path, dialect in DIALECTS.items()),
         Route("/v1/messages/count_tokens", count, methods=["POST"]),
-        Route("/v1/models", list_models(state.served), methods=["GET"]),
-        Route("/v1/models/{model:path}", get_model(state.served), methods=["GET"]),
+        Route("/v1/models", list_models(state.shelf), methods=["GET"]),
+        Route("/v1/models/{model:path}", get_model(state.shelf), methods=["GET"]),
         Route("/health", health, methods=["GET"]),
         Route("/metrics", prometheus, methods=["GET"]),
         Route("/figures", live, methods=["GET"]),

@@ -19,6 +19,7 @@ from mference_core.server.errors import ApiError, api_error, busy, draining, int
 from mference_core.server.metrics import Metrics
 from mference_core.server.requests import Ask
 from mference_core.server.served import Prepared, Served
+from mference_core.server.shelf import Shelf
 
 PING_SECONDS = 5.0
 
@@ -82,12 +83,17 @@ class Dialect(Protocol):
 class State:
     """What all requests share: the model, limits and figures, and whether the server is about to end."""
 
-    served: Served
+    shelf: Shelf
     metrics: Metrics
     held: int = 32
     draining: bool = False
     running: set[Answers] = field(init=False, factory=set)
     active: int = field(init=False, default=0)
+
+    @property
+    def served(self) -> Served:
+        """The first model, whether it is in memory or not."""
+        return self.shelf.loaded
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -111,10 +117,10 @@ class State:
             answers.cancel()
 
 
-async def submit(state: State, prepared: Prepared) -> Answers:
+async def submit(served: Served, prepared: Prepared) -> Answers:
     """Start the answers. Raises `ApiError`."""
     try:
-        return Answers.start(prepared, state.served, asyncio.get_running_loop())
+        return Answers.start(prepared, served, asyncio.get_running_loop())
     except MferenceError as error:
         raise api_error(error) from error
 
@@ -127,11 +133,13 @@ async def respond(http: HttpRequest, state: State, dialect: Dialect) -> Response
         place.enter_context(state.admitted())
         body = await read_json(http)
         wanted = dialect.read(body)
-        prepared = await asyncio.to_thread(state.served.prepare, wanted.ask)
-        answers = await submit(state, prepared)
+        lease = await state.shelf.take(wanted.ask.model)
+        place.callback(lease.give_back)
+        prepared = await asyncio.to_thread(lease.served.prepare, wanted.ask)
+        answers = await submit(lease.served, prepared)
         until_told.pop_all()  # from here on `Told` gives the place back
     headers = {"mference-without-effect": ", ".join(wanted.inert)} if wanted.inert else {}
-    writer = dialect.writer(wanted, prepared, answers.tracks, state.served)
+    writer = dialect.writer(wanted, prepared, answers.tracks, lease.served)
     told = Told(state=state, answers=answers, writer=writer, place=place, name=dialect.name, headers=headers)
     http.scope["mference.told"] = told
     return EventStream(told) if wanted.stream else await told.whole(http.receive)

@@ -4,12 +4,16 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 
-from mference_core.engine import Engine
 from mference_core.scheduler.scheduler import Scheduler
+from mference_core.server.shelf import Shelf
 
 
-def engine_figures(engine: Engine, scheduler: Scheduler) -> Mapping[str, float]:
-    """Return counts, bytes and seconds by name; may be called from any thread."""
+def shelf_figures(shelf: Shelf) -> Mapping[str, float]:
+    """Return counts, bytes and seconds by name of the model in memory; may be called from any thread."""
+    scheduler = shelf.served.scheduler if shelf.served is not None else None
+    if not isinstance(scheduler, Scheduler):
+        return {}
+    engine = scheduler.engine
     stats, load = engine.stats, scheduler.load()
     return {
         "expert_hits_total": stats.hits,

@@ -1,5 +1,6 @@
 """The OpenAPI description, made from the very declarations that check requests."""
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -50,6 +51,11 @@ POSTED = {
     504: "The deadline is over.",
 }
 OBJECT: Schema = {"type": "object"}
+EVENT: Schema = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
 
 
 def _is(kind: str, *required: str, **properties: Any) -> Schema:
@@ -108,13 +114,15 @@ def _errors(dialect: str, statuses: dict[int, str]) -> Schema:
     return {str(status): _error(dialect, meaning) for status, meaning in sorted(statuses.items())}
 
 
-def _post(record: Record, dialect: str, summary: str, answer: Schema) -> Schema:
+def _post(record: Record, dialect: str, summary: str, answer: Schema, models: Sequence[str]) -> Schema:
+    asked = record.schema()
+    asked["properties"]["model"] = {"type": "string", "enum": list(models)}
     content: Schema = {"application/json": {"schema": answer}}
     if "stream" in record.fields:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     return {
         "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": record.schema()}}},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
         "responses": {
             "200": {"description": "The answer.", "content": content},
             **_errors(dialect, EVERYWHERE | POSTED),
@@ -128,13 +136,13 @@ def _get(summary: str, content_type: str, schema: Schema, *more: int) -> Schema:
     return {"summary": summary, "responses": {"200": answer, **_errors(OPENAI, EVERYWHERE | known)}}
 
 
-def description() -> Schema:
-    """Return the OpenAPI 3.1 document."""
+def description(models: Sequence[str]) -> Schema:
+    """Return the OpenAPI 3.1 document of a server that serves these names."""
     try:
         release = version("mference")
     except PackageNotFoundError:
         release = "0"
-    names = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}]
+    names = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}]
     listed = {
         "type": "object",
         "required": ["object", "data"],
@@ -151,7 +159,7 @@ def description() -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "mference", "version": release},
         "security": [{}, {"bearer": []}, {"key": []}],
-        "paths": {path: {"post": _post(*entry)} for path, entry in POSTS.items()}
+        "paths": {path: {"post": _post(*entry, models)} for path, entry in POSTS.items()}
         | {path: {"get": entry} for path, entry in gets.items()},
         "components": {
             "schemas": {"OpenAIError": OPENAI_ERROR, "AnthropicError": ANTHROPIC_ERROR},

@@ -34,7 +34,7 @@ class Prepared:
 class Served:
     """One loaded model as the server sees it. Everything here may be called from any thread.
 
-    `defaults` stand in for what a request leaves out. `names` are further spellings of `model_id`.
+    `defaults` stand in for what a request leaves out.
     """
 
     model_id: str
@@ -43,7 +43,6 @@ class Served:
     context: int
     vocab_size: int
     scheduler: Scheduling
-    names: tuple[str, ...] = ()
     defaults: GenerateOptions = field(factory=GenerateOptions)
     deadline_seconds: float | None = None
     created: int = field(factory=lambda: int(time.time()))
@@ -51,17 +50,6 @@ class Served:
 
     def __attrs_post_init__(self) -> None:
         self.stop_ids = self.chat.stop_ids(self.tokenizer)
-
-    def check_model(self, name: str) -> None:
-        """Raise `ApiError` 404 unless the model is ours."""
-        if name != self.model_id and name not in self.names:
-            known = ", ".join([self.model_id, *self.names])
-            raise ApiError(
-                status=404,
-                message=f"no model {name[:100]!r} here; this server has {known}",
-                param="model",
-                code="model_not_found",
-            )
 
     def prompt_of(self, ask: Ask) -> tuple[list[int], bool]:
         """Return the prompt's ids and whether the model reasons. Raises `ApiError`."""
@@ -96,7 +84,6 @@ class Served:
 
     def prepare(self, ask: Ask) -> Prepared:
         """Return what to submit. Raises `ApiError` for a request that cannot be served; takes the time of rendering."""
-        self.check_model(ask.model)
         prompt, thinking = self.prompt_of(ask)
         limit = self._limit(ask, len(prompt))
         options = self._options(ask, limit)

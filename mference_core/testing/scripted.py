@@ -12,7 +12,8 @@ from mference_core.scheduler.request import Deliver, Delivery, Outcome, Request
 from mference_core.server.exchange import State
 from mference_core.server.metrics import Metrics
 from mference_core.server.safety import Policy
-from mference_core.testing.serving import Running, served_demo, serving
+from mference_core.server.shelf import Shelf
+from mference_core.testing.serving import ALIAS, Running, served_demo, serving
 
 CONTEXT, VOCAB_SIZE = 4096, 4096
 
@@ -88,6 +89,6 @@ def serving_script(
     """Serve a script with the tokenizer and dialect of a family's demo."""
     scripted = Scripted(script)
     served = served_demo(family, scripted, context=CONTEXT, vocab_size=VOCAB_SIZE)
-    state = State(served=served, metrics=Metrics(), held=held)
+    state = State(shelf=Shelf(loaded=served, aliases=(ALIAS,)), metrics=Metrics(), held=held)
     with serving(state, policy, drain_seconds) as running:
         yield running, scripted

@@ -16,13 +16,15 @@ from mference_core.scheduler.request import Scheduling
 from mference_core.scheduler.scheduler import Scheduler, SchedulerOptions
 from mference_core.server.app import build
 from mference_core.server.exchange import State
-from mference_core.server.figures import engine_figures
+from mference_core.server.figures import shelf_figures
 from mference_core.server.metrics import Metrics
 from mference_core.server.running import Address, Draining, serve_on
 from mference_core.server.safety import Policy
 from mference_core.server.served import Served
+from mference_core.server.shelf import Shelf
 from mference_core.tokens import Tokenizer
 
+ALIAS = "default"
 GREEDY = GenerateOptions(max_new=64, sampling=SamplingOptions(temperature=0.0))
 
 
@@ -56,7 +58,6 @@ def served_demo(family: str, scheduler: Scheduling, *, context: int, vocab_size:
     chat = loaded.ask("mference_chat_format")
     return Served(
         model_id=f"{family}-demo",
-        names=("default",),
         tokenizer=Tokenizer.load(demo_of(family), control=chat.control),
         chat=chat,
         context=context,
@@ -119,10 +120,13 @@ def serving_demo(
         lambda: Engine.load(loaded, demo_of(family), load or LoadOptions(context=1024)), options
     ) as scheduler:
         engine = scheduler.engine
-        served = served_demo(family, scheduler, context=engine.context, vocab_size=engine.graph.vocab_size)
+        shelf = Shelf(
+            loaded=served_demo(family, scheduler, context=engine.context, vocab_size=engine.graph.vocab_size),
+            aliases=(ALIAS,),
+        )
         state = State(
-            served=served,
-            metrics=Metrics(lambda: engine_figures(engine, scheduler)),
+            shelf=shelf,
+            metrics=Metrics(lambda: shelf_figures(shelf)),
             held=options.max_active + options.max_waiting,
         )
         change(state)
