@@ -5,6 +5,7 @@ import ast
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -228,6 +229,62 @@ def _row(
     return state, rungs
 
 
+def served_fields() -> dict[str, Any]:
+    """Return what each dialect of the server takes, as the server itself checks it."""
+    from mference_core.server import chat_completions, completions, messages_fields, responses_fields  # noqa: PLC0415
+
+    return {
+        "chat_completions": chat_completions.REQUEST,
+        "completions": completions.REQUEST,
+        "messages": messages_fields.REQUEST,
+        "responses": responses_fields.REQUEST,
+    }
+
+
+def fields_table(record: Any) -> str:
+    """Return a request's fields, and what of the protocol is refused."""
+    rows = ["| Field | Value | |", "| --- | --- | --- |"]
+    for name, known in record.fields.items():
+        notes = ["Required."] if known.required else []
+        notes += ["Without effect."] if known.inert else []
+        notes += [known.note] if known.note else []
+        rows.append(f"| `{name}` | {_kind(known.kind)} | {' '.join(notes)} |")
+    refused = [f"`{name}` ({why})" for name, why in sorted(record.refuses.items())]
+    return "\n".join(rows) + "\n\nNot supported: " + ", ".join(refused) + "."
+
+
+def _kind(kind: Any) -> str:  # noqa: PLR0911  one return per kind
+    """Return what a value must be, in a few words."""
+    from mference_core.server import fields  # noqa: PLC0415
+
+    match kind:
+        case fields.Text(choices=choices) if choices:
+            return "; ".join(f"`{choice}`" for choice in choices)
+        case fields.Text():
+            return "text"
+        case fields.Truth(only=only):
+            return "true or false" if only is None else f"`{str(only).lower()}` only"
+        case fields.Whole() | fields.Number():
+            word = "integer" if isinstance(kind, fields.Whole) else "number"
+            low, high = (None if edge is None else f"{edge:,}" for edge in (kind.low, kind.high))
+            if high is None:
+                return f"{word} from {low}"
+            above = f"above {low.removesuffix('.0')}, up to" if getattr(kind, "above", False) and low else f"{low} to"
+            return f"{word}, {above} {high}".replace(".0", "")
+        case fields.ListOf():
+            return f"list of {_kind(kind.kind)}"
+        case fields.Either():
+            return kind.what
+        case fields.Tagged():
+            return "; ".join(f"`{kind.tag}: {tag}`" for tag in kind.records)
+        case fields.MapOf():
+            return f"object of {kind.what}: {_kind(kind.kind)}"
+        case fields.Record():
+            return "object of " + ", ".join(f"`{name}`" for name in kind.fields)
+        case _:
+            return "object"
+
+
 def insert(page: str, name: str, text: str) -> str:
     """Return `page` with what stands between its marks of `name` replaced."""
     head, begin, rest = page.partition(BEGIN.format(name))
@@ -239,7 +296,10 @@ def insert(page: str, name: str, text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Return every page that has generated text, complete."""
-    acceptance = DOCS / "acceptance.md"
+    acceptance, serving = DOCS / "acceptance.md", DOCS / "serving.md"
+    served = serving.read_text("utf-8")
+    for name, record in served_fields().items():
+        served = insert(served, name, fields_table(record))
     families = {
         path: insert(path.read_text("utf-8"), "memory", family_memory(path.stem))
         for path in sorted((DOCS / "families").glob("*.md"))
@@ -248,6 +308,7 @@ def pages() -> dict[Path, str]:
         DOCS / "cli.md": cli_page(),
         DOCS / "hooks.md": hooks_page(),
         DOCS / "errors.md": errors_page(),
+        serving: served,
         acceptance: insert(acceptance.read_text("utf-8"), "cases", gate_cases()),
         **families,
     }
