@@ -274,9 +274,9 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(hub: FakeHub) -> Iterator[FakeHub]:
+def serving(hub: FakeHub, handler: type[Handler] = Handler) -> Iterator[FakeHub]:
     """Serve a hub and its storage while the block runs."""
-    kinds = [type("H", (Handler,), {"hub": hub, "is_storage": storage}) for storage in (False, True)]
+    kinds = [type("Own", (handler,), {"hub": hub, "is_storage": storage}) for storage in (False, True)]
     servers = [_Server(("127.0.0.1", 0), kind) for kind in kinds]
     hub.endpoint, hub.storage = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
     threads = [threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True) for server in servers]
