@@ -10,13 +10,13 @@ import mlx.core as mx
 from attrs import frozen
 
 from mference_core import CompositeState, CompressedState, LayerState, RowState, Step, Weights
-from mference_deepseekv4.arch import CSA, SLIDING, DeepseekV4Arch
+from mference_deepseekv4.arch import CSA, RMS_EPS, SLIDING, DeepseekV4Arch
 from mference_deepseekv4.compressor import Compressor, Indexer, compressor, indexer
 from mference_deepseekv4.layout import INDEX, POOL, ROW, WINDOW
 from mference_deepseekv4.streams import norm
-from mference_kernels.quant import Matrix, linear, linears, split_rows
-from mference_kernels.rope import default_frequencies, trailing_rope, yarn_frequencies
-from mference_kernels.sparse import sparse_attention
+from mference_kernels.quant import Matrix, block_linear, linear, linears, split_rows
+from mference_kernels.rope import default_frequencies, turned_heads, yarn_frequencies
+from mference_kernels.sparse import Seen, sparse_attentions
 
 
 @frozen(kw_only=True)
@@ -41,21 +41,18 @@ class Attention:
 
     def __call__(self, x: mx.array, states: Sequence[LayerState], step: Step) -> mx.array:
         """Attend x (B, L, H), writing each timeline's real tokens to its state first."""
-        B, L, _ = x.shape
+        B = x.shape[0]
         low, row, *inputs = linears(x, self._of_rows())
         low = norm(low, self.q_norm)
         q, *index_q = linears(low, [self.q_up] if self.indexer is None else [self.q_up, self.indexer.queries])
-        q = norm(q.reshape(B, L, self.heads, self.head_dim), None)
-        q = trailing_rope(q, step.positions, self.frequencies)
-        row = trailing_rope(norm(row, self.row_norm)[:, :, None], step.positions, self.frequencies)[:, :, 0]
-        mixed = [
-            self._timeline(q[b], row[b], [part[b] for part in (*inputs, *index_q)], states[b], step, b)
-            for b in range(B)
-        ]
-        o = trailing_rope(mx.stack(mixed), step.positions, self.frequencies, back=True)
-        groups = o.reshape(B, L, len(self.out_down), -1)
-        down = [linear(groups[:, :, group], matrix) for group, matrix in enumerate(self.out_down)]
-        return linear(mx.concatenate(down, axis=-1), self.out_up)
+        at, turns = step.positions, self.frequencies
+        q = turned_heads(q, at, turns, heads=self.heads, eps=RMS_EPS)
+        row = turned_heads(row, at, turns, heads=1, eps=RMS_EPS, weight=self.row_norm)
+        seen = [self._write(row, (*inputs, *index_q), states[b], step, b) for b in range(B)]
+        scale = self.head_dim**-0.5
+        mixed = sparse_attentions(q, seen, self.sinks, scale=scale, window=self.window, rate=self.rate)
+        o = turned_heads(mixed, at, turns, heads=self.heads, back=True, flat=True)
+        return linear(block_linear(o, self.out_down), self.out_up)
 
     def _of_rows(self) -> list[Matrix]:
         """Return every matrix that meets the layer's input: they share one call."""
@@ -66,38 +63,30 @@ class Attention:
             matrices += [self.indexer.compressor.values, self.indexer.compressor.gates, self.indexer.weights]
         return matrices
 
-    def _timeline(
-        self, q: mx.array, row: mx.array, inputs: Sequence[mx.array], state: LayerState, step: Step, b: int
-    ) -> mx.array:
-        """Attend one timeline: q (L, heads, D) and row (L, D), padding included, which comes out as zeros."""
+    def _write(self, row: mx.array, inputs: Sequence[mx.array], state: LayerState, step: Step, b: int) -> Seen:
+        """Write the real tokens of timeline b to its state; return what its queries see."""
         real, start = step.lengths[b], step.offsets[b]
-        inputs = [part[:real] for part in inputs]
-        window, entries, picks = state, row[:0], None
+        window, entries, picks = state, row[b, :0, 0], None
         if self.compressor is not None:
             parts = cast("CompositeState", state).parts
-            window = parts[WINDOW]
-            entries = self.compressor.take(inputs[0], inputs[1], cast("CompressedState", parts[POOL]))
+            window, mine = parts[WINDOW], [part[b, :real] for part in inputs]
+            entries = self.compressor.take(mine[0], mine[1], cast("CompressedState", parts[POOL]))
             if self.indexer is not None:
-                keys = self.indexer.compressor.take(inputs[2], inputs[3], cast("CompressedState", parts[INDEX]))
+                keys = self.indexer.compressor.take(mine[2], mine[3], cast("CompressedState", parts[INDEX]))
                 at = step.positions[b, :real]
-                picks = self.indexer.pick(inputs[5], inputs[4], keys, at, start=start, rate=self.rate)
+                picks = self.indexer.pick(mine[5], mine[4], keys, at, start=start, rate=self.rate)
         held = cast("RowState", window)
-        held.append(**{ROW: row[None, :real]})
+        held.append(**{ROW: row[b, None, :real, 0]})
         first, rows, ring = held.visible(real)
-        out = sparse_attention(
-            q[:real],
-            rows[ROW][0],
-            entries,
-            self.sinks,
-            picks,
-            scale=self.head_dim**-0.5,
+        return Seen(
+            rows=rows[ROW][0],
+            entries=entries,
+            picks=picks,
+            length=real,
             query_start=start,
             key_start=first,
-            window=self.window,
-            rate=self.rate,
             ring=ring,
         )
-        return mx.pad(out, [(0, q.shape[0] - real), (0, 0), (0, 0)]) if real < q.shape[0] else out
 
 
 def frequencies(arch: DeepseekV4Arch, layer: int) -> mx.array:

@@ -8,12 +8,11 @@ import mlx.core as mx
 from attrs import frozen
 
 from mference_core import CompressedState, Weights
-from mference_deepseekv4.arch import CSA, DeepseekV4Arch
+from mference_deepseekv4.arch import CSA, RMS_EPS, DeepseekV4Arch
 from mference_deepseekv4.layout import ENTRY, GATES, VALUES
-from mference_deepseekv4.streams import norm
 from mference_kernels.pooling import pool_windows
 from mference_kernels.quant import Dense, Matrix
-from mference_kernels.rope import trailing_rope
+from mference_kernels.rope import turned_heads
 from mference_kernels.sparse import pick_entries
 
 
@@ -42,7 +41,7 @@ class Compressor:
             before = (windows.before[VALUES], windows.before[GATES]) if self.overlapping else None
             pooled = pool_windows(windows.rows[VALUES], windows.rows[GATES], self.offsets, before, windows.first)
             at = (mx.arange(windows.count, dtype=mx.int32) + windows.first) * state.layout.rate
-            turned = trailing_rope(norm(pooled, self.norm)[None, :, None], at[None], self.frequencies)
+            turned = turned_heads(pooled[None], at[None], self.frequencies, heads=1, eps=RMS_EPS, weight=self.norm)
             state.entries.append(**{ENTRY: turned[:, :, 0]})
         return state.entries.read(1)[1][ENTRY][0]
 
@@ -79,18 +78,16 @@ class Indexer:
     ) -> mx.array | None:
         """Return the picks (L, top_k) of queries (L, heads * dims) and head weights (L, heads); None: all that is visible.
 
-        No entry is left out while at most `top_k` are visible, so nothing needs to be scored then.
+        Head weights are meant over the root of the heads' number, which is a part of the scale. No entry is left out while at most `top_k` are visible, so nothing needs to be scored then.
         """
-        L = queries.shape[0]
-        if (start + L) // rate <= self.top_k:
+        if (start + queries.shape[0]) // rate <= self.top_k:
             return None
-        q = queries.reshape(1, L, self.heads, self.dims)
-        turned = trailing_rope(q, positions[None], self.compressor.frequencies)[0]
+        turned = turned_heads(queries[None], positions[None], self.compressor.frequencies, heads=self.heads)[0]
         return pick_entries(
             turned,
-            weights.astype(mx.float32) * self.heads**-0.5,
+            weights,
             keys,
-            scale=self.dims**-0.5,
+            scale=(self.dims * self.heads) ** -0.5,
             query_start=start,
             rate=rate,
             top_k=self.top_k,

@@ -45,14 +45,14 @@ def _layer(arch: DeepseekV4Arch, weights: Weights, rule: Router, index: int) -> 
         return Attended(h=h, rows=h.rows)
 
     def shared(h: LayerRows) -> mx.array:
-        return gated_linear(h.rows, gate, up, down, activation).astype(mx.float32)
+        return gated_linear(h.rows, gate, up, down, activation)
 
     def experts(t: mx.array, slots: mx.array, held: ExpertWeights) -> mx.array:
         return gated_experts(t, slots, held, activation)
 
     def combine(h: LayerRows, s: mx.array, routed: mx.array | None) -> mx.array:
         assert routed is not None
-        return write(h, routed + s)
+        return write(h, routed, s)
 
     return Layer(attend=attend, route=partial(rule.route, index), shared=shared, experts=experts, combine=combine)
 

@@ -44,20 +44,15 @@ class Site:
 
     def read(self, x: mx.array) -> LayerRows:
         """Return what the block reads of streams x (B, L, S, H), normalised."""
-        B, L, S, H = x.shape
-        read = read_streams(x.reshape(B * L, S, H), self.mixer)
-        rows = norm(read.u, self.norm).reshape(B, L, H)
-        return LayerRows(streams=x, rows=rows, post=read.post.reshape(B, L, S), mix=read.mix.reshape(B, L, S, S))
+        read = read_streams(x, self.mixer)
+        return LayerRows(streams=x, rows=norm(read.u, self.norm), post=read.post, mix=read.mix)
 
 
-def write(h: LayerRows, y: mx.array) -> mx.array:
-    """Return the streams (B, L, S, H) after a block that made y (B, L, H) of what it read."""
-    B, L, S, H = h.streams.shape
-    read = StreamRead(u=h.rows, post=h.post.reshape(B * L, S), mix=h.mix.reshape(B * L, S, S))
-    return write_streams(h.streams.reshape(B * L, S, H), y.reshape(B * L, H), read).reshape(B, L, S, H)
+def write(h: LayerRows, y: mx.array, also: mx.array | None = None) -> mx.array:
+    """Return the streams (B, L, S, H) after a block that made y (B, L, H) of what it read; `also` is added to y."""
+    return write_streams(h.streams, y, StreamRead(u=h.rows, post=h.post, mix=h.mix), also)
 
 
 def merged(x: mx.array, head: StreamMixer) -> mx.array:
     """Return the rows (B, L, H) that the final norm reads of streams x."""
-    B, L, S, H = x.shape
-    return merge_streams(x.reshape(B * L, S, H), head).reshape(B, L, H).astype(x.dtype)
+    return merge_streams(x, head).astype(x.dtype)

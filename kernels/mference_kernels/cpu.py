@@ -82,6 +82,21 @@ def linears_cpu(x: mx.array, ws: Sequence[Quantized]) -> list[mx.array]:
     return ys if x.dtype == mx.float32 else [y.astype(x.dtype) for y in ys]
 
 
+def block_row_cpu(x: mx.array, parts: Sequence[Quantized]) -> mx.array:
+    """Multiply the parts of a single row by matrices in turn, in place; shapes and dtypes as `block_linear`."""
+    *lead, width = x.shape
+    args = [matrix_args(w, "block_linear") for w in parts]
+    if x.size != width or any(arg.in_ * len(args) != width for arg in args):
+        raise ValueError(f"[block_linear] x must be one row of {len(args) * args[0].in_} but got {x.shape}")
+    wide, y = native.evaluated(x, mx.float32), native.Output((*lead, sum(arg.out for arg in args)))
+    at, to = native.address(wide), y.address
+    for arg in args:
+        outputs = (ctypes.c_void_p * 1)(to)
+        native.check(native.library().mf_linear(ctypes.byref(arg), 1, at, 1, outputs), "block_linear")
+        at, to = at + 4 * arg.in_, to + 4 * arg.out
+    return y.array() if x.dtype == mx.float32 else y.array().astype(x.dtype)
+
+
 def linear_cpu(x: mx.array, w: Quantized) -> mx.array:
     """Return x wT; shapes and dtypes as `linear_ops`."""
     return linears_cpu(x, [w])[0]

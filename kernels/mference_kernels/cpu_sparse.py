@@ -1,10 +1,13 @@
 """Fast paths on the CPU of windows, entries and their indexer: each takes and returns what its `x_ops` does."""
 
 import ctypes
+import math
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from mference_kernels import native
+from mference_kernels.sparse import Seen
 
 
 def sparse_attention_cpu(
@@ -25,33 +28,73 @@ def sparse_attention_cpu(
 
     Neither the number of queries in a call nor where rows lie changes a bit. float32 rows and entries are read in place.
     """
-    L, H, D = q.shape
-    S, span, seen = rows.shape[0], query_start + L - key_start, (query_start + L) // rate if rate else 0
+    part = Seen(
+        rows=rows,
+        entries=entries,
+        picks=picks,
+        length=q.shape[0],
+        query_start=query_start,
+        key_start=key_start,
+        ring=ring,
+    )
+    out = native.Output(q.shape)
+    wide = native.evaluated(q, mx.float32)
+    _attend(wide, 0, part, sinks, out, scale=scale, window=window, rate=rate)
+    return out.array() if q.dtype == mx.float32 else out.array().astype(q.dtype)
+
+
+def sparse_attentions_cpu(
+    q: mx.array, seen: Sequence[Seen], sinks: mx.array, *, scale: float, window: int, rate: int
+) -> mx.array:
+    """Attend the timelines of a batch; arguments, shapes and dtypes as `sparse_attentions_ops`."""
+    out, wide = native.Output(q.shape), native.evaluated(q, mx.float32)
+    for b, part in enumerate(seen):
+        _attend(wide, b * q.shape[1], part, sinks, out, scale=scale, window=window, rate=rate)
+        row_bytes = 4 * q.shape[2] * q.shape[3]
+        past = b * q.shape[1] + part.length
+        ctypes.memset(out.address + past * row_bytes, 0, (q.shape[1] - part.length) * row_bytes)
+    return out.array() if q.dtype == mx.float32 else out.array().astype(q.dtype)
+
+
+def _attend(
+    q: mx.array,
+    first: int,
+    seen: Seen,
+    sinks: mx.array,
+    out: native.Output,
+    *,
+    scale: float,
+    window: int,
+    rate: int,
+) -> None:
+    """Fill `out` for the queries of one timeline, rows `first` .. of q (..., H, D)."""
+    H, D = q.shape[-2:]
+    L, rows, entries, picks = seen.length, seen.rows, seen.entries, seen.picks
+    S, end, known = rows.shape[0], seen.query_start + L, (seen.query_start + L) // rate if rate else 0
     if rows.shape[1:] != (D,) or sinks.shape != (H,):
         raise ValueError(f"[sparse] rows must be (rows, {D}) and sinks ({H},) but got {rows.shape} and {sinks.shape}")
-    if key_start > max(0, query_start - window + 1) or span > S:
-        raise ValueError(f"[sparse] rows must cover positions to {query_start + L - 1} but got {S} from {key_start}")
-    if picks is None and entries.shape[0] < seen:
-        raise ValueError(f"[sparse] entries must be {seen} but got {entries.shape[0]}")
+    if seen.key_start > max(0, seen.query_start - window + 1) or end - seen.key_start > S:
+        raise ValueError(f"[sparse] rows must cover positions to {end - 1} but got {S} from {seen.key_start}")
+    if picks is None and entries.shape[0] < known:
+        raise ValueError(f"[sparse] entries must be {known} but got {entries.shape[0]}")
     if picks is not None and picks.shape[0] != L:
         raise ValueError(f"[sparse] picks must be of {L} queries but got {picks.shape[0]}")
-    out = native.Output((L, H, D))
-    if out.size:
-        wide, weights = native.evaluated(q, mx.float32), native.evaluated(sinks, mx.float32)
-        held_rows, at_rows, _ = native.heads(rows.astype(mx.float32)[None])
-        pool, at_pool = (entries, None) if not entries.size else native.heads(entries.astype(mx.float32)[None])[:2]
-        which = None if picks is None or not picks.size else native.evaluated(picks, mx.int32)
-        args = native.SparseArgs(
-            *(native.address(wide), at_rows, at_pool, native.address(weights)),
-            *(None if which is None else native.address(which), out.address),
-            *(L, H, D, query_start, key_start, window, S if ring else 0),
-            *(rate if picks is None or which is not None else 0, 0 if which is None else which.shape[1]),
-            scale,
-        )
-        native.check(native.library().mf_sparse_attend(ctypes.byref(args)), "sparse")
-        del held_rows, pool  # they own the memory that was read
-    y = out.array()
-    return y if y.dtype == q.dtype else y.astype(q.dtype)
+    if not L * H * D:
+        return
+    weights = native.evaluated(sinks, mx.float32)
+    held_rows, at_rows, _ = native.heads(rows.astype(mx.float32)[None])
+    pool, at_pool = (entries, None) if not entries.size else native.heads(entries.astype(mx.float32)[None])[:2]
+    which = None if picks is None or not picks.size else native.evaluated(picks, mx.int32)
+    offset = 4 * first * H * D
+    args = native.SparseArgs(
+        *(native.address(q) + offset, at_rows, at_pool, native.address(weights)),
+        *(None if which is None else native.address(which), out.address + offset),
+        *(L, H, D, seen.query_start, seen.key_start, window, S if seen.ring else 0),
+        *(rate if picks is None or which is not None else 0, 0 if which is None else which.shape[1]),
+        scale,
+    )
+    native.check(native.library().mf_sparse_attend(ctypes.byref(args)), "sparse")
+    del held_rows, pool  # they own the memory that was read
 
 
 def pick_entries_cpu(
@@ -97,17 +140,53 @@ def pool_windows_cpu(
 
 def trailing_rope_cpu(x: mx.array, positions: mx.array, frequencies: mx.array, *, back: bool = False) -> mx.array:
     """Rotate the last features of each head; arguments, shapes and dtypes as `trailing_rope_ops`."""
-    B, L, H, D = x.shape
+    return _turned(x, x.shape, positions, frequencies, back=back)
+
+
+def turned_heads_cpu(
+    x: mx.array,
+    positions: mx.array,
+    frequencies: mx.array,
+    *,
+    heads: int,
+    eps: float | None = None,
+    weight: mx.array | None = None,
+    back: bool = False,
+    flat: bool = False,
+) -> mx.array:
+    """Normalise and rotate heads in one call; arguments, shapes and dtypes as `turned_heads_ops`."""
+    B, L = x.shape[:2]
+    dim = math.prod(x.shape[2:]) // heads
+    return _turned(x, (B, L, heads, dim), positions, frequencies, back=back, eps=eps, weight=weight, flat=flat)
+
+
+def _turned(
+    x: mx.array,
+    shape: Sequence[int],
+    positions: mx.array,
+    frequencies: mx.array,
+    *,
+    back: bool,
+    eps: float | None = None,
+    weight: mx.array | None = None,
+    flat: bool = False,
+) -> mx.array:
+    B, L, H, D = shape
     half = frequencies.shape[0]
     if 2 * half > D:
         raise ValueError(f"[trailing_rope] at most {D} features can turn but got {2 * half}")
-    if positions.shape != (B, L):
+    if positions.shape != (B, L) or x.size != math.prod(shape):
         raise ValueError(f"[trailing_rope] positions must be {(B, L)} but got {positions.shape}")
-    if not x.size or not half:
-        return x
+    if weight is not None and weight.shape != (D,):
+        raise ValueError(f"[trailing_rope] weight must be {(D,)} but got {weight.shape}")
     wide, at = native.evaluated(x, mx.float32), native.evaluated(positions, mx.int32)
-    speeds, y = native.evaluated(frequencies, mx.float32), native.Output(x.shape)
-    addresses = native.address(wide), native.address(at), native.address(speeds)
-    code = native.library().mf_turn_trailing(*addresses, B * L, H, D, half, int(back), y.address)
-    native.check(code, "trailing_rope")
+    speeds, y = native.evaluated(frequencies, mx.float32), native.Output((B, L, H * D) if flat else shape)
+    if y.size:
+        scale = None if weight is None else native.evaluated(weight, mx.float32)
+        args = native.TurningArgs(
+            *(native.address(wide), native.address(at), native.address(speeds) if half else None),
+            *(None if scale is None else native.address(scale), y.address),
+            *(B * L, H, D, half, int(back), int(eps is not None), eps or 0.0),
+        )
+        native.check(native.library().mf_turn_trailing(ctypes.byref(args)), "trailing_rope")
     return y.array() if x.dtype == mx.float32 else y.array().astype(x.dtype)

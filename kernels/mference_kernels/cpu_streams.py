@@ -1,6 +1,7 @@
 """Fast paths on the CPU of streams and of plain products: each takes and returns what its `x_ops` does."""
 
 import ctypes
+import math
 
 import mlx.core as mx
 
@@ -22,13 +23,14 @@ def row_products_cpu(x: mx.array, w: mx.array) -> mx.array:
 
 
 def _mix(x: mx.array, mixer: StreamMixer, *, merging: bool) -> tuple[mx.array, mx.array, mx.array]:
-    R, S, H = x.shape
+    *lead, S, H = x.shape
+    R = math.prod(lead)
     mixes = S if merging else (2 + S) * S
     if mixer.fn.shape != (mixes, S * H) or mixer.base.shape != (mixes,):
         raise ValueError(f"[streams] fn must be {(mixes, S * H)} but got {mixer.fn.shape}")
     wide = native.evaluated(x, mx.float32)
     held = [native.evaluated(array, mx.float32) for array in (mixer.fn, mixer.base, mixer.scale)]
-    u, post, mix = native.Output((R, H)), native.Output((R, S)), native.Output((R, S, S))
+    u, post, mix = native.Output((*lead, H)), native.Output((*lead, S)), native.Output((*lead, S, S))
     if u.size:
         args = native.MixingArgs(
             *(native.address(array) for array in (wide, *held)),
@@ -49,14 +51,18 @@ def merge_streams_cpu(x: mx.array, mixer: StreamMixer) -> mx.array:
     return _mix(x, mixer, merging=True)[0]
 
 
-def write_streams_cpu(x: mx.array, y: mx.array, read: StreamRead) -> mx.array:
+def write_streams_cpu(x: mx.array, y: mx.array, read: StreamRead, also: mx.array | None = None) -> mx.array:
     """Return the streams after a block; shapes and dtypes as `write_streams_ops`."""
-    R, S, H = x.shape
-    if y.shape != (R, H) or read.post.shape != (R, S) or read.mix.shape != (R, S, S):
-        raise ValueError(f"[streams] y must be {(R, H)} but got {y.shape}")
+    *lead, S, H = x.shape
+    if y.shape != (*lead, H) or read.post.shape != (*lead, S) or read.mix.shape != (*lead, S, S):
+        raise ValueError(f"[streams] y must be {(*lead, H)} but got {y.shape}")
+    if also is not None and also.shape != y.shape:
+        raise ValueError(f"[streams] what is added must be {y.shape} but got {also.shape}")
     held = [native.evaluated(array, mx.float32) for array in (x, y, read.post, read.mix)]
-    out = native.Output((R, S, H))
+    more = None if also is None else native.evaluated(also, mx.float32)
+    out = native.Output((*lead, S, H))
     if out.size:
-        at = *(native.address(array) for array in held), R, S, H, out.address
+        extra = None if more is None else native.address(more)
+        at = *(native.address(array) for array in held), extra, math.prod(lead), S, H, out.address
         native.check(native.library().mf_write_streams(*at), "streams")
     return out.array() if x.dtype == mx.float32 else out.array().astype(x.dtype)

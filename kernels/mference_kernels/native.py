@@ -79,6 +79,17 @@ class PoolingArgs(ctypes.Structure):
     )
 
 
+class TurningArgs(ctypes.Structure):
+    """`mf_turning` of native/sparse.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "positions", "frequencies", "weight", "y")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "dim", "half")),
+        *((name, ctypes.c_int32) for name in ("back", "scaled")),
+        ("eps", ctypes.c_float),
+    )
+
+
 class MixingArgs(ctypes.Structure):
     """`mf_mixing` of native/streams.c."""
 
@@ -139,8 +150,8 @@ def library() -> ctypes.CDLL:
     made.mf_run.argtypes = (pointer, int64, int64, pointer, pointer, pointer)
     for name in ("mf_sparse_attend", "mf_pick_entries", "mf_pool_windows", "mf_read_streams"):
         getattr(made, name).argtypes = (pointer,)
-    made.mf_turn_trailing.argtypes = (pointer, pointer, pointer, int64, int64, int64, int64, int32, pointer)
-    made.mf_write_streams.argtypes = (pointer, pointer, pointer, pointer, int64, int64, int64, pointer)
+    made.mf_turn_trailing.argtypes = (pointer,)
+    made.mf_write_streams.argtypes = (pointer, pointer, pointer, pointer, pointer, int64, int64, int64, pointer)
     made.mf_row_products.argtypes = (pointer, pointer, int64, int64, int64, pointer)
     made.mf_read.argtypes, made.mf_read.restype = (pointer, int64), ctypes.c_uint64
     made.mf_set_threads(available_cores())

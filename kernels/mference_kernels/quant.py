@@ -162,4 +162,16 @@ def split_rows(w: Matrix, parts: int) -> tuple[Matrix, ...]:
     return tuple(made)
 
 
+def block_linear(x: mx.array, parts: Sequence[Matrix]) -> mx.array:
+    """Multiply by a block-diagonal matrix: equal parts of each row by `parts` in turn.
+
+    Shapes: x (..., G * in), G parts [out, in] -> (..., G * out).   Dtypes: as `linear`.
+    """
+    fast = levels.cpu()
+    if fast and x.size == x.shape[-1] and all(fast.can_multiply(w) for w in parts):
+        return cast("mx.array", fast.block_row_cpu(x, parts))
+    cut = mx.split(x, len(parts), axis=-1)
+    return mx.concatenate([linear(part, w) for part, w in zip(cut, parts, strict=True)], axis=-1)
+
+
 gathered_linear = gathered_linear_ops

@@ -6,6 +6,7 @@ from typing import cast
 import mlx.core as mx
 
 from mference_kernels import levels
+from mference_kernels.norms import rms_norm_ops
 
 
 def default_frequencies(dims: int, theta: float) -> mx.array:
@@ -117,3 +118,44 @@ def trailing_rope(x: mx.array, positions: mx.array, frequencies: mx.array, *, ba
     from mference_kernels import cpu_sparse  # noqa: PLC0415 - it imports what asks here
 
     return cpu_sparse.trailing_rope_cpu(x, positions, frequencies, back=back)
+
+
+def turned_heads_ops(
+    x: mx.array,
+    positions: mx.array,
+    frequencies: mx.array,
+    *,
+    heads: int,
+    eps: float | None = None,
+    weight: mx.array | None = None,
+    back: bool = False,
+    flat: bool = False,
+) -> mx.array:
+    """Cut rows into heads, scale each to unit root mean square where `eps` is given, then by `weight`, and rotate them.
+
+    Shapes: x (B, L, heads * D) or (B, L, heads, D), weight (D,) -> (B, L, heads, D), `flat` (B, L, heads * D); the rest as `trailing_rope_ops`, norms as `rms_norm_ops`.
+    """
+    made = x.reshape(*x.shape[:2], heads, -1)
+    made = made if eps is None else rms_norm_ops(made, weight, eps)
+    turned = trailing_rope_ops(made, positions, frequencies, back=back)
+    return turned.reshape(*x.shape[:2], -1) if flat else turned
+
+
+def turned_heads(
+    x: mx.array,
+    positions: mx.array,
+    frequencies: mx.array,
+    *,
+    heads: int,
+    eps: float | None = None,
+    weight: mx.array | None = None,
+    back: bool = False,
+    flat: bool = False,
+) -> mx.array:
+    """Choose as `rope` does; arguments and result as `turned_heads_ops`."""
+    options = {"heads": heads, "eps": eps, "weight": weight, "back": back, "flat": flat}
+    if not levels.cpu():
+        return turned_heads_ops(x, positions, frequencies, **options)  # type: ignore[arg-type]
+    from mference_kernels import cpu_sparse  # noqa: PLC0415
+
+    return cpu_sparse.turned_heads_cpu(x, positions, frequencies, **options)  # type: ignore[arg-type]

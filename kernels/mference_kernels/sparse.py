@@ -3,10 +3,14 @@
 One row is key and value of every head. An entry pools `rate` tokens, and is visible from the last of them on.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+from attrs import frozen
 
 from mference_kernels import levels
 from mference_kernels.attention import SCORE_BYTES
+from mference_kernels.fields import array_field
 from mference_kernels.routing import top_k_ops
 
 
@@ -63,6 +67,47 @@ def sparse_attention_ops(
         out.append(total + p[:, :, S:-1] @ far if len(scores) > 2 else total)
     joined = out[0] if len(out) == 1 else mx.concatenate(out)
     return joined.astype(q.dtype)
+
+
+@frozen(kw_only=True)
+class Seen:
+    """What the queries of one timeline see, as `sparse_attention` takes it; `length` of the batch's queries are real."""
+
+    rows: mx.array = array_field()
+    entries: mx.array = array_field()
+    picks: mx.array | None = array_field(default=None)
+    length: int
+    query_start: int
+    key_start: int
+    ring: bool = False
+
+
+def sparse_attentions_ops(
+    q: mx.array, seen: Sequence[Seen], sinks: mx.array, *, scale: float, window: int, rate: int
+) -> mx.array:
+    """Attend each timeline's queries to what it has; the rest as `sparse_attention_ops`.
+
+    Shapes: q (B, L, H, D), one of `seen` per timeline -> (B, L, H, D), zeros past a timeline's length.
+    """
+    out = []
+    for b, part in enumerate(seen):
+        rows, length = part.rows, part.length
+        if part.ring:
+            rows = rows[mx.arange(part.key_start, part.query_start + length) % rows.shape[0]]
+        y = sparse_attention_ops(
+            q[b, :length],
+            rows,
+            part.entries,
+            sinks,
+            part.picks,
+            scale=scale,
+            query_start=part.query_start,
+            key_start=part.key_start,
+            window=window,
+            rate=rate,
+        )
+        out.append(mx.pad(y, [(0, q.shape[1] - length), (0, 0), (0, 0)]))
+    return mx.stack(out)
 
 
 def pick_entries_ops(
@@ -131,3 +176,14 @@ def pick_entries(
 
         return cpu_sparse.pick_entries_cpu(q, weights, keys, scale=scale, **where)
     return pick_entries_ops(q, weights, keys, scale=scale, **where)
+
+
+def sparse_attentions(
+    q: mx.array, seen: Sequence[Seen], sinks: mx.array, *, scale: float, window: int, rate: int
+) -> mx.array:
+    """Choose as `sparse_attention` does; arguments and result as `sparse_attentions_ops`."""
+    if not levels.cpu():
+        return sparse_attentions_ops(q, seen, sinks, scale=scale, window=window, rate=rate)
+    from mference_kernels import cpu_sparse  # noqa: PLC0415
+
+    return cpu_sparse.sparse_attentions_cpu(q, seen, sinks, scale=scale, window=window, rate=rate)

@@ -25,7 +25,7 @@ class StreamMixer:
 
 @frozen(kw_only=True)
 class StreamRead:
-    """What a block reads, `u` (R, H), and what its output is written by: `post` (R, S) and `mix` (R, S, S); float32."""
+    """What a block reads, `u` (..., H), and what its output is written by: `post` (..., S), `mix` (..., S, S); float32."""
 
     u: mx.array = array_field()
     post: mx.array = array_field()
@@ -46,49 +46,53 @@ def balanced_ops(logits: mx.array, iterations: int, eps: float) -> mx.array:
     return made
 
 
+def _mixed(x: mx.array, mixer: StreamMixer) -> tuple[mx.array, mx.array]:
+    """Return streams (..., S, H) in float32, and the product of fn with all of a row's, normalised (..., rows of fn)."""
+    flat = x.astype(mx.float32).reshape(*x.shape[:-2], -1)
+    return flat.reshape(x.shape), rms_norm_ops(flat, None, mixer.norm_eps) @ mixer.fn.T
+
+
 def read_streams_ops(x: mx.array, mixer: StreamMixer) -> StreamRead:
     """Mix what a block reads: u = sum of pre_j x_j.
 
-    Shapes: x (R, S, H) -> u (R, H), post (R, S), mix (R, S, S).   Dtypes: any float in, float32 inside and out.
+    Shapes: x (..., S, H) -> u (..., H), post (..., S), mix (..., S, S).   Dtypes: any float in, float32 inside and out.
     """
-    R, S, H = x.shape
-    flat = x.reshape(R, S * H).astype(mx.float32)
-    logits = rms_norm_ops(flat, None, mixer.norm_eps) @ mixer.fn.T
-    parts = [logits[:, :S], logits[:, S : 2 * S], logits[:, 2 * S :]]
+    S = x.shape[-2]
+    wide, logits = _mixed(x, mixer)
+    parts = [logits[..., :S], logits[..., S : 2 * S], logits[..., 2 * S :]]
     offsets = [mixer.base[:S], mixer.base[S : 2 * S], mixer.base[2 * S :]]
     pre, post, mix = (
         part * mixer.scale[i] + offset for i, (part, offset) in enumerate(zip(parts, offsets, strict=True))
     )
     pre = mx.sigmoid(pre) + mixer.eps
     return StreamRead(
-        u=(pre[:, :, None] * flat.reshape(R, S, H)).sum(axis=1),
+        u=(pre[..., None] * wide).sum(axis=-2),
         post=2 * mx.sigmoid(post),
-        mix=balanced_ops(mix.reshape(R, S, S), mixer.iterations, mixer.eps),
+        mix=balanced_ops(mix.reshape(*mix.shape[:-1], S, S), mixer.iterations, mixer.eps),
     )
 
 
-def write_streams_ops(x: mx.array, y: mx.array, read: StreamRead) -> mx.array:
-    """Return the streams after a block: stream k is post_k y + sum over j of mix[j, k] x_j.
+def write_streams_ops(x: mx.array, y: mx.array, read: StreamRead, also: mx.array | None = None) -> mx.array:
+    """Return the streams after a block: stream k is post_k y + sum over j of mix[j, k] x_j; `also` is added to y first.
 
-    Shapes: x (R, S, H), y (R, H) -> (R, S, H).   Dtypes: any float in, x's out; float32 inside.
+    Shapes: x (..., S, H), y and also (..., H) -> (..., S, H).   Dtypes: any float in, x's out; float32 inside.
     """
-    wide = x.astype(mx.float32)
-    total = read.post[:, :, None] * y.astype(mx.float32)[:, None]
-    for j in range(x.shape[1]):
-        total = total + read.mix[:, j, :, None] * wide[:, j, None]
+    wide, total = x.astype(mx.float32), y.astype(mx.float32)
+    total = total if also is None else total + also.astype(mx.float32)
+    total = read.post[..., None] * total[..., None, :]
+    for j in range(x.shape[-2]):
+        total = total + read.mix[..., j, :, None] * wide[..., j : j + 1, :]
     return total.astype(x.dtype)
 
 
 def merge_streams_ops(x: mx.array, mixer: StreamMixer) -> mx.array:
     """Return the one stream that is left after the last layer: sum of w_j x_j, w the sigmoid of the first S rows of fn.
 
-    Shapes: x (R, S, H) -> (R, H); fn (S, S * H), base (S), scale (1).   Dtypes: any float in, float32 out and inside.
+    Shapes: x (..., S, H) -> (..., H); fn (S, S * H), base (S), scale (1).   Dtypes: any float in, float32 out and inside.
     """
-    R, S, H = x.shape
-    flat = x.reshape(R, S * H).astype(mx.float32)
-    logits = rms_norm_ops(flat, None, mixer.norm_eps) @ mixer.fn.T
+    wide, logits = _mixed(x, mixer)
     weight = mx.sigmoid(logits * mixer.scale[0] + mixer.base) + mixer.eps
-    return (weight[:, :, None] * flat.reshape(R, S, H)).sum(axis=1)
+    return (weight[..., None] * wide).sum(axis=-2)
 
 
 def read_streams(x: mx.array, mixer: StreamMixer) -> StreamRead:
@@ -101,13 +105,13 @@ def read_streams(x: mx.array, mixer: StreamMixer) -> StreamRead:
     return StreamRead(u=u, post=post, mix=mix)
 
 
-def write_streams(x: mx.array, y: mx.array, read: StreamRead) -> mx.array:
+def write_streams(x: mx.array, y: mx.array, read: StreamRead, also: mx.array | None = None) -> mx.array:
     """Choose as `read_streams` does; arguments and result as `write_streams_ops`."""
     if not levels.cpu():
-        return write_streams_ops(x, y, read)
+        return write_streams_ops(x, y, read, also)
     from mference_kernels import cpu_streams  # noqa: PLC0415
 
-    return cpu_streams.write_streams_cpu(x, y, read)
+    return cpu_streams.write_streams_cpu(x, y, read, also)
 
 
 def merge_streams(x: mx.array, mixer: StreamMixer) -> mx.array:

@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mference_kernels import cpu_sparse, native, sparse
-from mference_kernels.sparse import pick_entries, pick_entries_ops, sparse_attention, sparse_attention_ops
+from mference_kernels.sparse import (
+    Seen,
+    pick_entries,
+    pick_entries_ops,
+    sparse_attention,
+    sparse_attention_ops,
+    sparse_attentions,
+    sparse_attentions_ops,
+)
 
 NATIVE = pytest.mark.usefixtures("restored")
 ANY = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -278,3 +286,27 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     assert mx.array_equal(pick_entries_ops(q, weights, keys, **picking), picks)
     assert all(mx.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(whole, blocks, strict=True))
+
+
+def test_timelines_of_a_batch_are_each_their_own() -> None:
+    """With and without picks, as rings, of different lengths: what is past a timeline's length is zero."""
+    (q, rows, entries, sinks), where = arrays(20, 4, 6, 4, 3, 16, 0)
+    batch = mx.stack([q, -q, 2 * q])
+    picks = mx.array([[0, 3, -1]] * 2, dtype=mx.int32)
+    place = {"query_start": 20, "key_start": where["key_start"]}
+    order = mx.arange(where["key_start"], 24)
+    ring = mx.zeros_like(rows)
+    ring[order % rows.shape[0]] = rows
+    seen = [
+        Seen(rows=rows, entries=entries, length=4, **place),
+        Seen(rows=ring, entries=entries, picks=picks, length=2, ring=True, **place),
+        Seen(rows=rows, entries=entries, length=1, **place),
+    ]
+    shared: dict[str, Any] = {"scale": where["scale"], "window": where["window"], "rate": 4}
+    for path in (sparse_attentions_ops, sparse_attentions):
+        got = path(batch, seen, sinks, **shared)
+        assert got.shape == batch.shape
+        for b, (part, chosen) in enumerate(zip(seen, (None, picks, None), strict=True)):
+            want = sparse_attention_ops(batch[b, : part.length], rows, entries, sinks, chosen, **where)
+            assert mx.allclose(got[b, : part.length], want, rtol=1e-5, atol=1e-5)
+            assert not bool(got[b, part.length :].any())

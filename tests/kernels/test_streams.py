@@ -14,9 +14,17 @@ from mference_kernels import cpu, cpu_sparse, cpu_streams, native
 from mference_kernels.activations import ClampedSwiglu, silu_ops, swiglu
 from mference_kernels.dense import row_products, row_products_ops
 from mference_kernels.experts import gated_linear, gated_linear_ops
+from mference_kernels.norms import rms_norm
 from mference_kernels.pooling import pool_windows, pool_windows_ops
-from mference_kernels.quant import Dense, Quantized, linear_ops, split_rows
-from mference_kernels.rope import default_frequencies, trailing_rope, trailing_rope_ops, yarn_frequencies
+from mference_kernels.quant import Dense, Quantized, block_linear, linear_ops, split_rows
+from mference_kernels.rope import (
+    default_frequencies,
+    trailing_rope,
+    trailing_rope_ops,
+    turned_heads,
+    turned_heads_ops,
+    yarn_frequencies,
+)
 from mference_kernels.streams import (
     StreamMixer,
     balanced_ops,
@@ -293,6 +301,49 @@ def test_turning_back_undoes_turning() -> None:
     assert close(trailing_rope(there, positions, frequencies, back=True), x, 1e-5)
     with pytest.raises(ValueError, match=r"\[trailing_rope\] at most 8 features can turn but got 64"):
         trailing_rope(x[..., :8], positions, frequencies)
+
+
+@NATIVE
+@pytest.mark.parametrize(("heads", "dim", "half"), [(64, 512, 32), (1, 512, 32), (3, 20, 4)])
+@pytest.mark.parametrize("scaled", [None, "plain", "weighted"])
+def test_heads_are_normalised_and_turned_in_one_call(heads: int, dim: int, half: int, scaled: str | None) -> None:
+    """As by the two operations one after the other; bit for bit where both are native."""
+    x, frequencies = normal(2, 3, heads * dim, seed=1), default_frequencies(2 * half, 1e4)
+    at = mx.array([[0, 1, 2], [70, 71, 5]], dtype=mx.int32)
+    weight = normal(dim, seed=2) if scaled == "weighted" else None
+    options: dict[str, Any] = {"heads": heads, "eps": None if scaled is None else 1e-6, "weight": weight}
+    want = turned_heads_ops(x, at, frequencies, **options)
+    parts = x.reshape(2, 3, heads, dim)
+    steps = parts if scaled is None else rms_norm(parts, weight, 1e-6)
+    for variant in native.variants():
+        native.choose(variant)
+        got = turned_heads(x, at, frequencies, **options)
+        assert close(got, want)
+        assert mx.array_equal(got, trailing_rope(steps, at, frequencies)), variant
+        flat = turned_heads(parts, at, frequencies, flat=True, back=True, **options)
+        assert mx.array_equal(flat.reshape(parts.shape), trailing_rope(steps, at, frequencies, back=True)), variant
+
+
+def test_a_second_branch_is_added_before_streams_are_written() -> None:
+    site = mixer(4, 40, 3)
+    x, y, also = normal(2, 3, 4, 40, seed=1), normal(2, 3, 40, seed=2), normal(2, 3, 40, seed=3)
+    read = read_streams(x, site)
+    for path in (write_streams, write_streams_ops):
+        assert close(path(x, y, read, also), write_streams_ops(x, y + also, read), 1e-6)
+    with pytest.raises(ValueError, match="streams"):
+        write_streams(x, y, read, also[:1, :1])
+
+
+@NATIVE
+@pytest.mark.parametrize("rows", [(1, 1), (1, 3), (2, 2)])
+def test_blocks_of_a_row_meet_matrices_in_turn(rows: tuple[int, int]) -> None:
+    parts = [packed(48, 128, 4, 64, seed) for seed in range(3)]
+    x = normal(*rows, 3 * 128, seed=9)
+    want = mx.concatenate([cpu.linear_cpu(x[..., i * 128 : (i + 1) * 128], w) for i, w in enumerate(parts)], axis=-1)
+    got = block_linear(x, parts)
+    assert (got.shape, bool(mx.array_equal(got, want))) == ((*rows, 144), True)
+    with pytest.raises(ValueError, match=r"\[block_linear\] x must be one row of 384"):
+        cpu.block_row_cpu(normal(1, 128, seed=1), parts)
 
 
 def test_scaled_frequencies_divide_slow_pairs_and_keep_fast_ones() -> None:

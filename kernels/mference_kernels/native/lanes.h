@@ -3,6 +3,8 @@
 #ifndef MF_LANES_H
 #define MF_LANES_H
 
+#include <math.h>
+
 #include "body.h"
 #include "work.h"
 
@@ -33,11 +35,17 @@ typedef float mf_v16 __attribute__((vector_size(64), aligned(4), may_alias));
     static void name parameters { name##_body arguments; }
 #endif
 
-/* e^z of 16 lanes, and 1 / (1 + e^-z). */
-MF_INLINE void mf_exp16(float *z) {
-    for (int i = 0; i < MF_LANES; i++) z[i] = mf_exp(z[i]);
+/* 1 / root of the mean square plus eps, of `count` values in lanes mod 16. */
+MF_INLINE float mf_row_scale(const float *x, int64_t count, float eps) {
+    float lane[MF_LANES] = {0};
+    int64_t d = 0;
+    for (; d + MF_LANES <= count; d += MF_LANES)
+        for (int i = 0; i < MF_LANES; i++) lane[i] += x[d + i] * x[d + i];
+    for (int64_t i = d; i < count; i++) lane[i - d] += x[i] * x[i];
+    return 1.0f / sqrtf(mf_tree(lane) / (float)count + eps);
 }
 
+/* 1 / (1 + e^-z). */
 MF_INLINE float mf_sigmoid(float z) { return 1.0f / (1.0f + mf_exp(-z)); }
 
 #endif

@@ -378,46 +378,69 @@ MF_EXPORT int mf_pool_windows(const mf_pooling *c) {
     return MF_OK;
 }
 
+/* Rows x (tokens, heads, dim): scaled to unit root mean square if `scaled`, then by `weight` (dim) unless NULL, then the
+   pairs (2 i, 2 i + 1) of the last 2 * half features turned by position * frequency, or backwards. */
 typedef struct {
     const float *x;
+    const int32_t *positions;
+    const float *frequencies, *weight;
     float *y;
+    int64_t tokens, heads, dim, half;
+    int32_t back, scaled;
+    float eps;
+} mf_turning;
+
+typedef struct {
+    const mf_turning *call;
     const float *turns;
-    int64_t heads, dim, half;
 } turning;
 
-static void turn_item(void *context, int64_t item, int worker) {
-    (void)worker;
-    const turning *job = context;
-    const int64_t half = job->half, still = job->dim - 2 * half;
-    const float *cosine = job->turns + 2 * half * item, *sine = cosine + half;
-    for (int64_t row = item * job->heads; row < (item + 1) * job->heads; row++) {
-        const float *x = job->x + row * job->dim;
-        float *y = job->y + row * job->dim;
+MF_INLINE void turn_row(const mf_turning *c, const float *x, const float *cosine, const float *sine, float *y) {
+    const int64_t still = c->dim - 2 * c->half;
+    const float *from = x;
+    if (c->scaled) {
+        const float scale = mf_row_scale(x, c->dim, c->eps);
+        if (c->weight)
+            for (int64_t d = 0; d < c->dim; d++) y[d] = (x[d] * scale) * c->weight[d];
+        else
+            for (int64_t d = 0; d < c->dim; d++) y[d] = x[d] * scale;
+        from = y;
+    } else {
         memcpy(y, x, (size_t)still * 4);
-        for (int64_t i = 0; i < half; i++) {
-            const float a = x[still + 2 * i], b = x[still + 2 * i + 1];
-            y[still + 2 * i] = a * cosine[i] - b * sine[i];
-            y[still + 2 * i + 1] = b * cosine[i] + a * sine[i];
-        }
+    }
+    for (int64_t i = 0; i < c->half; i++) {
+        const float a = from[still + 2 * i], b = from[still + 2 * i + 1];
+        y[still + 2 * i] = a * cosine[i] - b * sine[i];
+        y[still + 2 * i + 1] = b * cosine[i] + a * sine[i];
     }
 }
 
-/* Turn pairs (2 i, 2 i + 1) of the last 2 * half features of rows x (tokens, heads, dim) by position * frequency, or
-   backwards; positions are (tokens). */
-MF_EXPORT int mf_turn_trailing(const float *x, const int32_t *positions, const float *frequencies, int64_t tokens,
-                               int64_t heads, int64_t dim, int64_t half, int32_t back, float *y) {
-    if (2 * half > dim || half < 0 || heads < 0) return MF_BAD_SHAPE;
+MF_INLINE void turn_token_body(const turning *job, int64_t token) {
+    const mf_turning *c = job->call;
+    const float *cosine = job->turns + 2 * c->half * token, *sine = cosine + c->half;
+    for (int64_t row = token * c->heads; row < (token + 1) * c->heads; row++)
+        turn_row(c, c->x + row * c->dim, cosine, sine, c->y + row * c->dim);
+}
+MF_VERSIONS(turn_token, (const turning *job, int64_t token), (job, token))
+
+static void turn_item(void *context, int64_t token, int worker) {
+    (void)worker;
+    turn_token(context, token);
+}
+
+MF_EXPORT int mf_turn_trailing(const mf_turning *c) {
+    if (2 * c->half > c->dim || c->half < 0 || c->heads < 0) return MF_BAD_SHAPE;
     mf_pool_enter();
-    float *turns = (float *)mf_arena(tokens * half * 8 + 64);
+    float *turns = (float *)mf_arena(c->tokens * c->half * 8 + 64);
     if (turns) {
-        for (int64_t token = 0; token < tokens; token++)
-            for (int64_t i = 0; i < half; i++) {
-                float *at = turns + 2 * half * token + i;
-                mf_turn((float)positions[token] * frequencies[i], at, at + half);
-                if (back) at[half] = -at[half];
+        for (int64_t token = 0; token < c->tokens; token++)
+            for (int64_t i = 0; i < c->half; i++) {
+                float *at = turns + 2 * c->half * token + i;
+                mf_turn((float)c->positions[token] * c->frequencies[i], at, at + c->half);
+                if (c->back) at[c->half] = -at[c->half];
             }
-        turning job = {x, y, turns, heads, dim, half};
-        mf_pool_run(turn_item, &job, tokens);
+        turning job = {c, turns};
+        mf_pool_run(turn_item, &job, c->tokens);
     }
     mf_pool_leave();
     return turns ? MF_OK : MF_NO_MEMORY;

@@ -1,6 +1,4 @@
 /* Products of plain matrices with each row alone, and residual streams: reading, writing and merging them. */
-#include <math.h>
-
 #include "lanes.h"
 
 #define MOST_STREAMS 8
@@ -90,16 +88,6 @@ typedef struct {
     int64_t mixes;
 } mixing;
 
-/* 1 / root of the mean square plus eps, of `count` values in lanes mod 16. */
-MF_INLINE float row_scale(const float *x, int64_t count, float eps) {
-    float lane[MF_LANES] = {0};
-    int64_t d = 0;
-    for (; d + MF_LANES <= count; d += MF_LANES)
-        for (int i = 0; i < MF_LANES; i++) lane[i] += x[d + i] * x[d + i];
-    for (int64_t i = d; i < count; i++) lane[i - d] += x[i] * x[i];
-    return 1.0f / sqrtf(mf_tree(lane) / (float)count + eps);
-}
-
 /* Softmax over the second index, then columns and rows divided by their sums in turn. */
 static void balance(float *c, int64_t n, int64_t iterations, float eps) {
     for (int64_t i = 0; i < n; i++) {
@@ -122,7 +110,7 @@ MF_INLINE void read_row_body(const mixing *job, int64_t row) {
     const mf_mixing *m = job->call;
     const int64_t n = m->streams, width = m->width;
     const float *x = m->x + row * n * width, *logits = job->logits + row * job->mixes;
-    const float scale = row_scale(x, n * width, m->norm_eps);
+    const float scale = mf_row_scale(x, n * width, m->norm_eps);
     float pre[MOST_STREAMS], *u = m->u + row * width;
     for (int64_t j = 0; j < n; j++)
         pre[j] = mf_sigmoid((logits[j] * scale) * m->scale[0] + m->base[j]) + m->eps;
@@ -162,7 +150,7 @@ MF_EXPORT int mf_read_streams(const mf_mixing *m) {
 }
 
 typedef struct {
-    const float *x, *y, *post, *mix;
+    const float *x, *y, *post, *mix, *more;
     float *out;
     int64_t streams, width;
 } writing;
@@ -171,16 +159,19 @@ MF_INLINE void write_row_body(const writing *job, int64_t row) {
     const int64_t n = job->streams, width = job->width;
     const float *x = job->x + row * n * width, *y = job->y + row * width;
     const float *post = job->post + row * n, *mix = job->mix + row * n * n;
+    const float *more = job->more ? job->more + row * width : NULL;
     for (int64_t k = 0; k < n; k++) {
         float *out = job->out + (row * n + k) * width;
         int64_t i = 0;
         for (; i + MF_LANES <= width; i += MF_LANES) {
-            mf_v16 sum = *(const mf_v16 *)(y + i) * post[k];
+            mf_v16 sum = *(const mf_v16 *)(y + i);
+            if (more) sum += *(const mf_v16 *)(more + i);
+            sum *= post[k];
             for (int64_t j = 0; j < n; j++) sum += *(const mf_v16 *)(x + j * width + i) * mix[j * n + k];
             *(mf_v16 *)(out + i) = sum;
         }
         for (; i < width; i++) {
-            float sum = y[i] * post[k];
+            float sum = (more ? y[i] + more[i] : y[i]) * post[k];
             for (int64_t j = 0; j < n; j++) sum += x[j * width + i] * mix[j * n + k];
             out[i] = sum;
         }
@@ -193,10 +184,10 @@ static void write_item(void *context, int64_t row, int worker) {
     write_row(context, row);
 }
 
-/* out (rows, streams, width): stream k is post[k] y + the sum over j of mix[j, k] x[j]. */
-MF_EXPORT int mf_write_streams(const float *x, const float *y, const float *post, const float *mix, int64_t rows,
-                               int64_t streams, int64_t width, float *out) {
-    writing job = {x, y, post, mix, out, streams, width};
+/* out (rows, streams, width): stream k is post[k] y + the sum over j of mix[j, k] x[j]; `more` is added to y unless NULL. */
+MF_EXPORT int mf_write_streams(const float *x, const float *y, const float *post, const float *mix,
+                               const float *more, int64_t rows, int64_t streams, int64_t width, float *out) {
+    writing job = {x, y, post, mix, more, out, streams, width};
     mf_pool_enter();
     mf_pool_run(write_item, &job, rows);
     mf_pool_leave();

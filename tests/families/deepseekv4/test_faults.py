@@ -14,7 +14,7 @@ from mference_acceptance.runs import complete
 from mference_core import plugins
 from mference_core.states import CompressedState, Windows
 from mference_deepseekv4 import attention, compressor, model, routing, streams
-from mference_kernels import pooling, rope, sparse
+from mference_kernels import norms, pooling, rope, sparse
 from mference_kernels import streams as stream_kernels
 from mference_kernels.activations import ClampedSwiglu
 from mference_kernels.experts import gated_experts, gated_linear
@@ -62,54 +62,74 @@ def experts_without_clamp(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_sinks(patch: pytest.MonkeyPatch) -> None:
-    plain = sparse.sparse_attention
+    plain = sparse.sparse_attentions
     patch.setattr(
-        attention, "sparse_attention", lambda q, r, e, s, p, **where: plain(q, r, e, mx.full(s.shape, -1e9), p, **where)
+        attention, "sparse_attentions", lambda q, seen, s, **where: plain(q, seen, mx.full(s.shape, -1e9), **where)
     )
 
 
 def entries_a_token_late(patch: pytest.MonkeyPatch) -> None:
     """Show the entry of a window only to the query after its last token."""
-    plain = sparse.sparse_attention
 
-    def late(q: mx.array, r: mx.array, e: mx.array, s: mx.array, _: mx.array | None, **where: Any) -> mx.array:
-        start, rate, rows = where["query_start"], where["rate"], []
-        for i in range(q.shape[0]):
-            closes = rate and (start + i + 1) % rate == 0
-            fewer = mx.array([[*range((start + i + 1) // rate - 1), -1]], dtype=mx.int32) if closes else None
-            rows.append(plain(q[i : i + 1], r, e, s, fewer, **where | {"query_start": start + i}))
-        return mx.concatenate(rows)
+    def late(q: mx.array, seen: list[sparse.Seen], s: mx.array, *, rate: int, **where: Any) -> mx.array:
+        part, rows = seen[0], []
+        for i in range(part.length):
+            at = part.query_start + i
+            closes = rate and (at + 1) % rate == 0
+            fewer = mx.array([[*range((at + 1) // rate - 1), -1]], dtype=mx.int32) if closes else None
+            places = {"query_start": at, "key_start": part.key_start, "ring": part.ring, "rate": rate}
+            rows.append(sparse.sparse_attention(q[0, i : i + 1], part.rows, part.entries, s, fewer, **places, **where))
+        return mx.concatenate(rows)[None]
 
-    patch.setattr(attention, "sparse_attention", late)
+    patch.setattr(attention, "sparse_attentions", late)
+
+
+Turned = Callable[..., mx.array]
+
+
+def turn_otherwise(patch: pytest.MonkeyPatch, turn: Turned) -> None:
+    """Let `turn` (x (B, L, heads, D), positions, frequencies, back) take the place of trailing rotary embedding."""
+
+    def turned(x: mx.array, at: mx.array, f: mx.array, *, heads: int, **options: Any) -> mx.array:
+        made = x.reshape(*x.shape[:2], heads, -1)
+        if options.get("eps") is not None:
+            made = norms.rms_norm(made, options.get("weight"), options["eps"])
+        made = turn(made, at, f, options.get("back", False))
+        return made.reshape(*x.shape[:2], -1) if options.get("flat") else made
+
+    patch.setattr(attention, "turned_heads", turned)
+    patch.setattr(compressor, "turned_heads", turned)
 
 
 def output_not_turned_back(patch: pytest.MonkeyPatch) -> None:
-    plain = rope.trailing_rope
-    patch.setattr(attention, "trailing_rope", lambda x, at, f, *, back=False: x if back else plain(x, at, f))
+    turn_otherwise(patch, lambda x, at, f, back: x if back else rope.trailing_rope(x, at, f))
 
 
 def half_split_pairs(patch: pytest.MonkeyPatch) -> None:
     """Turn pairs (i, i + half) of the trailing features instead of neighbours."""
 
-    def split(x: mx.array, at: mx.array, f: mx.array, *, back: bool = False) -> mx.array:
+    def split(x: mx.array, at: mx.array, f: mx.array, back: bool) -> mx.array:  # noqa: FBT001
         still = x.shape[-1] - 2 * f.shape[0]
         turned = rope.rope_ops(x[..., still:].swapaxes(1, 2), -at if back else at, f).swapaxes(1, 2)
         return mx.concatenate([x[..., :still], turned], axis=-1)
 
-    patch.setattr(attention, "trailing_rope", split)
-    patch.setattr(compressor, "trailing_rope", split)
+    turn_otherwise(patch, split)
 
 
 def scaled_magnitude(patch: pytest.MonkeyPatch) -> None:
     """Multiply turned features by the usual attention factor of scaled angles, 0.1 ln 16 + 1, instead of 1."""
-    plain = rope.trailing_rope
 
-    def loud(x: mx.array, at: mx.array, f: mx.array, *, back: bool = False) -> mx.array:
+    def loud(x: mx.array, at: mx.array, f: mx.array, back: bool) -> mx.array:  # noqa: FBT001
         still = x.shape[-1] - 2 * f.shape[0]
-        turned = plain(x, at, f, back=back)
+        turned = rope.trailing_rope(x, at, f, back=back)
         return mx.concatenate([turned[..., :still], turned[..., still:] * 1.277], axis=-1)
 
-    patch.setattr(attention, "trailing_rope", loud)
+    turn_otherwise(patch, loud)
+
+
+def nothing_otherwise(patch: pytest.MonkeyPatch) -> None:
+    """Change nothing: what the faults above go through is no fault itself."""
+    turn_otherwise(patch, lambda x, at, f, back: rope.trailing_rope(x, at, f, back=back))
 
 
 def one_base_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -128,7 +148,7 @@ def mixing_not_transposed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         streams,
         "write_streams",
-        lambda x, y, read: plain(x, y, attrs.evolve(read, mix=mx.contiguous(read.mix.swapaxes(-1, -2)))),
+        lambda x, y, read, also: plain(x, y, attrs.evolve(read, mix=mx.contiguous(read.mix.swapaxes(-1, -2))), also),
     )
 
 
@@ -226,6 +246,12 @@ def test_a_fault_in_the_architecture_is_noticed(
     golden = context.goldens[1]
     with context.engine("float") as engine, pytest.raises(CaseFailed):
         compare(engine, golden)
+
+
+def test_the_way_faults_are_put_in_is_no_fault(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing_otherwise(monkeypatch)
+    with context.engine("float") as engine:
+        compare(engine, context.goldens[1])
 
 
 @pytest.mark.parametrize("fault", [forget_carried, forget_open_rows], ids=lambda fault: fault.__name__)

@@ -1,7 +1,7 @@
 """States: their sizes at the published shape, how far they go back, and that sessions survive what fails."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -109,17 +109,17 @@ def test_a_call_that_fails_half_way_leaves_no_trace(context: Context, at: int, m
         want = continued(engine, ids[:126], ids[126:140])
         session = engine.session()
         session.prefill(ids[:126])
-        calls, plain = 0, attention.trailing_rope
+        calls, plain = 0, attention.turned_heads
 
-        def failing(x: mx.array, positions: mx.array, turns: mx.array, *, back: bool = False) -> mx.array:
+        def failing(*args: Any, **options: Any) -> mx.array:
             nonlocal calls
             calls += 1
             if calls > at:
                 raise KeyboardInterrupt
-            return plain(x, positions, turns, back=back)
+            return plain(*args, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(attention, "trailing_rope", failing)
+            patch.setattr(attention, "turned_heads", failing)
             with pytest.raises(KeyboardInterrupt):
                 session.prefill([9] * 7)
         assert session.length == 126
