@@ -77,7 +77,7 @@ def entries_a_token_late(patch: pytest.MonkeyPatch) -> None:
             at = part.query_start + i
             closes = rate and (at + 1) % rate == 0
             fewer = mx.array([[*range((at + 1) // rate - 1), -1]], dtype=mx.int32) if closes else None
-            places = {"query_start": at, "key_start": part.key_start, "ring": part.ring, "rate": rate}
+            places: dict[str, Any] = {"query_start": at, "key_start": part.key_start, "ring": part.ring, "rate": rate}
             rows.append(sparse.sparse_attention(q[0, i : i + 1], part.rows, part.entries, s, fewer, **places, **where))
         return mx.concatenate(rows)[None]
 

@@ -16,6 +16,7 @@ from mference_core.states import CompositeState, CompressedState, new_states
 from mference_deepseekv4 import attention
 from mference_deepseekv4.arch import CSA, HCA, PINNED, SLIDING
 from mference_deepseekv4.layout import INDEX, POOL, WINDOW, kv_layout
+from mference_kernels import rope
 
 ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 
@@ -109,7 +110,7 @@ def test_a_call_that_fails_half_way_leaves_no_trace(context: Context, at: int, m
         want = continued(engine, ids[:126], ids[126:140])
         session = engine.session()
         session.prefill(ids[:126])
-        calls, plain = 0, attention.turned_heads
+        calls, plain = 0, rope.turned_heads
 
         def failing(*args: Any, **options: Any) -> mx.array:
             nonlocal calls
