@@ -167,7 +167,8 @@ class Generation(Answer):
         logits = session.prefill(self.prompt[cached:], self.progress)
         mx.eval(logits)
         figures.prefill_seconds = time.perf_counter() - started
-        row = Row(session=session, sampler=sampler, left=self.limit, logits=logits)
+        row = Row(session=session, sampler=sampler, left=self.limit)
+        row.place(logits[None], 0)
         started = 0.0
         while not self.ended:
             (token,) = make_tokens(session.engine, [row])

@@ -8,8 +8,9 @@ from attrs import define, field
 
 from mference_core.engine import Engine
 from mference_core.errors import MferenceError, NumericError
-from mference_core.sampling import LogProbs, Sampler, greedy, log_probs, sample_rows
+from mference_core.sampling import LogProbs, Sampler, best_rows, greedy, log_probs, sample_rows
 from mference_core.session import Session
+from mference_kernels import levels
 
 
 class Constraint(Protocol):
@@ -33,7 +34,7 @@ class Constraint(Protocol):
 
 @define(kw_only=True, eq=False)
 class Row:
-    """One timeline that makes tokens: `left` is how many more it may make, `logits` (V,) what the next comes from.
+    """One timeline that makes tokens: `left` is how many more it may make; `place` says what the next comes from.
 
     `logprobs` None asks for none, else for the chosen token's and that many others'; `chosen` then holds them.
     A constraint that is finished leaves only `stop_ids` to choose from.
@@ -42,72 +43,90 @@ class Row:
     session: Session
     sampler: Sampler
     left: int
-    logits: mx.array | None = field(default=None, repr=False)
     logprobs: int | None = None
     constraint: Constraint | None = None
     stop_ids: Sequence[int] = ()
     chosen: LogProbs | None = field(default=None, init=False)
     token: int = field(default=0, init=False)
+    plain: bool = field(init=False)
+    _batch: mx.array = field(init=False, repr=False)
+    _at: int = field(default=0, init=False)
     _queued: bool = field(default=False, init=False)
 
+    def __attrs_post_init__(self) -> None:
+        """Settle whether its next token is the best logit, so that it need not be known to go on from it."""
+        self.plain = self.sampler.options.plain_greedy and self.logprobs is None and self.constraint is None
+
+    def place(self, batch: mx.array, at: int, *, queued: bool = False) -> None:
+        """Say that its logits are row `at` of `batch` (B, V); `queued`, that its session has yet to count its token."""
+        self._batch, self._at, self._queued = batch, at, queued
+
     @property
-    def plain(self) -> bool:
-        """Say whether its next token is the best logit, so that it need not be known to go on from it."""
-        return self.sampler.options.plain_greedy and self.logprobs is None and self.constraint is None
+    def logits(self) -> mx.array:
+        """What its next token comes from, (V,)."""
+        return self._batch[self._at]
+
+    def choose(self, token: int) -> None:
+        """Take a chosen token: count it, find its log-probabilities, and tell the constraint."""
+        self.token = token
+        self.left -= 1
+        if self.logprobs is not None:
+            self.chosen = log_probs(self.logits, token, self.logprobs)
+        if self.constraint is not None and not self.constraint.finished():
+            self.constraint.accept(token)
+
+    def settle(self) -> bool:
+        """Count a token that was taken ahead; return whether there was one."""
+        queued, self._queued = self._queued, False
+        if queued:
+            self.session.settle([self.token])
+        return queued
 
 
-def make_tokens(engine: Engine, rows: Sequence[Row]) -> list[int | MferenceError]:
+Made = int | MferenceError
+"""A row's token, or why it has none."""
+
+
+def make_tokens(engine: Engine, rows: Sequence[Row]) -> list[Made]:
     """Choose each row's next token from its logits; a row that cannot has its error instead and stays as it was.
 
-    Where every row is greedy and everything is in memory, the step after is queued before the tokens are read.
+    Where every row is greedy and calls only queue work, the step after is queued before the tokens are read.
     """
-    if all(row.plain for row in rows) and in_memory(engine):
-        return _make_ahead(engine, rows)
-    made: list[int | MferenceError] = [0] * len(rows)
-    able, logits = list[int](), list[mx.array]()
-    for at, row in enumerate(rows):
-        try:
-            logits.append(_masked(engine, row))
-            able.append(at)
-        except Exception as error:  # noqa: BLE001  a constraint's fault is its own row's
-            made[at] = as_error(error)
-    for at, token in zip(able, sample_rows([rows[at].sampler for at in able], logits), strict=True):
-        made[at] = token
+    plain = [row for row in rows if row.plain]
+    if len(plain) == len(rows):
+        return _make_plain(engine, rows, ahead=only_queues(engine))
+    made: dict[int, Made] = dict(zip(map(id, plain), _make_plain(engine, plain, ahead=False), strict=True))
+    able, logits = list[Row](), list[mx.array]()
+    for row in rows:
+        if not row.plain:
+            try:
+                logits.append(_masked(engine, row))
+                able.append(row)
+            except Exception as error:  # noqa: BLE001  a constraint's fault is its own row's
+                made[id(row)] = as_error(error)
+    for row, token in zip(able, sample_rows([row.sampler for row in able], logits), strict=True):
+        made[id(row)] = token
         if not isinstance(token, NumericError):
             try:
-                _chosen(rows[at], token)
+                row.choose(token)
             except Exception as error:  # noqa: BLE001
-                made[at] = as_error(error)
-    return made
+                made[id(row)] = as_error(error)
+    return [made[id(row)] for row in rows]
 
 
 def take_tokens(engine: Engine, rows: Sequence[Row]) -> None:
-    """Advance each row by the token it made, all in one call; the logits are queued, not yet computed.
+    """Advance each row by the token it made, all in one call.
 
     Rows that have ended are left out. On failure every row stays as it was, and may be taken again.
     """
-    waiting = [row for row in rows if not row._queued]  # noqa: SLF001
-    for row in rows:
-        if row._queued:  # noqa: SLF001
-            row.session.settle([row.token])
-            row._queued = False  # noqa: SLF001
+    waiting = [row for row in rows if not row.settle()]
     if not waiting:
         return
     logits = engine.forward([row.session for row in waiting], [[row.token] for row in waiting])
     assert logits is not None
+    mx.async_eval(logits)
     for at, row in enumerate(waiting):
-        row.logits = logits[at]
-    mx.async_eval([row.logits for row in waiting])
-
-
-def _chosen(row: Row, token: int) -> None:
-    row.token = token
-    row.left -= 1
-    if row.logprobs is not None:
-        assert row.logits is not None
-        row.chosen = log_probs(row.logits, token, row.logprobs)
-    if row.constraint is not None and not row.constraint.finished():
-        row.constraint.accept(token)
+        row.place(logits, at)
 
 
 def as_error(error: Exception) -> MferenceError:
@@ -119,14 +138,13 @@ def as_error(error: Exception) -> MferenceError:
     )
 
 
-def in_memory(engine: Engine) -> bool:
-    """Say whether calls only queue work: no expert has to be read first."""
-    return all(held is None or held.source.full for held in engine.experts)
+def only_queues(engine: Engine) -> bool:
+    """Say whether calls return at once: no expert has to be read first, and no native kernel computes meanwhile."""
+    return levels.cpu() is None and all(held is None or held.source.full for held in engine.experts)
 
 
 def _masked(engine: Engine, row: Row) -> mx.array:
     """Return the logits that the row chooses from."""
-    assert row.logits is not None
     if row.constraint is None:
         return row.logits
     if row.constraint.finished():
@@ -140,35 +158,34 @@ def _masked(engine: Engine, row: Row) -> mx.array:
     return mx.where(allowed, row.logits, -mx.inf)
 
 
-def _make_ahead(engine: Engine, rows: Sequence[Row]) -> list[int | MferenceError]:
-    coming = _checked_greedy(mx.stack([cast("mx.array", row.logits) for row in rows]))
-    mx.async_eval(coming)
-    going = [at for at, row in enumerate(rows) if row.left > 1]
+def _together(rows: Sequence[Row]) -> mx.array:
+    """Return the logits (B, V) of rows; without a copy where they are those of one call, in its order."""
+    batch = rows[0]._batch  # noqa: SLF001
+    if batch.shape[0] == len(rows) and all(r._batch is batch and r._at == at for at, r in enumerate(rows)):  # noqa: SLF001
+        return batch
+    return mx.stack([row.logits for row in rows])
+
+
+def _make_plain(engine: Engine, rows: Sequence[Row], *, ahead: bool) -> list[Made]:
+    """Choose the best tokens; `ahead`, with the step after queued before they are read."""
+    if not rows:
+        return []
+    logits = _together(rows)
+    best, tokens = logits.max(axis=-1), greedy(logits)
+    going, queued = [at for at, row in enumerate(rows) if row.left > 1 and ahead], None
     if going:
-        known = mx.minimum(coming, engine.graph.vocab_size - 1)  # a row without a token goes on from any id, in vain
-        tokens = known if len(going) == len(rows) else known[mx.array(going)]
-        logits = engine.forward_arrays([rows[at].session for at in going], tokens)
-        queued = {at: logits[index] for index, at in enumerate(going)}
-        mx.async_eval(list(queued.values()))
-    made: list[int | MferenceError] = []
-    for at, (row, token) in enumerate(zip(rows, cast("list[int]", coming.tolist()), strict=True)):
-        if token == engine.graph.vocab_size:
+        mx.async_eval(best, tokens)
+        known = mx.minimum(tokens, engine.graph.vocab_size - 1)  # a row without a token goes on from any id, in vain
+        sessions = [rows[at].session for at in going]
+        queued = engine.forward_arrays(sessions, known if len(going) == len(rows) else known[mx.array(going)])
+        mx.async_eval(queued)
+    made = cast("list[Made]", best_rows([row.sampler for row in rows], best, tokens))
+    places = {at: place for place, at in enumerate(going)}
+    for at, (row, token) in enumerate(zip(rows, made, strict=True)):
+        if isinstance(token, MferenceError):
             row.session.recover()
-            made.append(_broken(row.sampler))
             continue
-        _chosen(row, token)
-        row.sampler.accept(token)
-        if at in going:
-            row.logits, row._queued = queued[at], True  # noqa: SLF001
-        made.append(token)
+        row.choose(token)
+        if queued is not None and at in places:
+            row.place(queued, places[at], queued=True)
     return made
-
-
-def _broken(sampler: Sampler) -> NumericError:
-    return NumericError(what=f"logits of step {sampler.count}", got="not finite", expected="finite numbers")
-
-
-def _checked_greedy(logits: mx.array) -> mx.array:
-    """Return each row's best id (lowest on ties), or V where a logit of it is NaN or plus infinity."""
-    bad = (mx.isnan(logits) | (logits == mx.inf)).any(axis=-1)
-    return mx.where(bad, mx.array(logits.shape[-1], mx.uint32), greedy(logits))

@@ -15,7 +15,7 @@ from attrs.validators import ge, gt
 
 from mference_core.engine import Engine
 from mference_core.errors import Busy, MferenceError, RequestError
-from mference_core.generate import Answer, check_prompt
+from mference_core.generate import CANCELLED, Answer, check_prompt
 from mference_core.prefix.cache import CacheFigures, PrefixCache
 from mference_core.prefix.disk import DiskPieces
 from mference_core.prefix.key import cache_key
@@ -210,40 +210,39 @@ class Scheduler:
     # Called on the scheduler's thread.
 
     def _run(self) -> None:
-        while self._rest():
+        while not self._stop:
             try:
-                self._drop_overdue()
+                overdue = self._overdue()
+                for task, reason in overdue:
+                    self._end(task, reason)
                 self._admit()
-                self._work.turn()
+                if self._work.ready:
+                    self._work.turn()
+                elif not overdue:
+                    self._rest()
             except Exception as error:  # noqa: BLE001  our own fault, but it must not end the thread
                 self._work.fail(error)
         for task in [*self._waiting, *self._work.tasks()]:
-            task.cancelled = True
-        self._drop_overdue()
+            self._end(task, CANCELLED)
         if self._work.cache is not None:
             self._work.cache.close()
 
-    def _rest(self) -> bool:
-        """Wait until there is something to do; return whether to go on."""
+    def _rest(self) -> None:
+        """Wait until there may be something to do."""
         with self._changed:
-            while not self._stop and not self._work.ready and not self._startable() and not self._overdue():
-                self._changed.notify_all()
-                expiries = [task.expires for task in self._everyone() if task.expires is not None]
-                self._changed.wait(max(0.0, min(expiries) - time.monotonic()) if expiries else None)
-            return not self._stop
-
-    def _everyone(self) -> list[Task]:
-        return [*self._waiting, *self._work.tasks()]
+            self._changed.notify_all()
+            tasks = [*self._waiting, *self._work.tasks()]
+            if self._stop or self._work.ready or self._startable() or any(task.cancelled for task in tasks):
+                return
+            expiries = [task.expires for task in tasks if task.expires is not None]
+            self._changed.wait(max(0.0, min(expiries) - time.monotonic()) if expiries else None)
 
     def _overdue(self) -> list[tuple[Task, str]]:
+        """Return those who must end now, and why."""
         now = time.monotonic()
-        return [(task, reason) for task in self._everyone() if (reason := task.overdue(now)) is not None]
-
-    def _drop_overdue(self) -> None:
         with self._changed:
-            found = self._overdue()
-        for task, reason in found:
-            self._end(task, reason)
+            tasks = [*self._waiting, *self._work.tasks()]
+        return [(task, reason) for task in tasks if (reason := task.overdue(now)) is not None]
 
     def _end(self, task: Task, reason: str | None = None, error: MferenceError | None = None) -> None:
         """Take a task out of everything, count it, and tell the outcome."""

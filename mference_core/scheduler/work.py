@@ -11,7 +11,7 @@ from attrs import define, field
 from mference_core.engine import Engine
 from mference_core.errors import MferenceError
 from mference_core.prefix.cache import PrefixCache
-from mference_core.rows import Row, as_error, in_memory, make_tokens, take_tokens
+from mference_core.rows import Made, Row, as_error, make_tokens, only_queues, take_tokens
 from mference_core.scheduler.pace import Pace
 from mference_core.scheduler.task import Task
 
@@ -152,10 +152,10 @@ class Work:
             task.tell_prefilled()
             if complete[at]:
                 assert logits is not None
-                self._begin(task, logits[at])
+                self._begin(task, logits, at)
 
-    def _begin(self, task: Task, logits: mx.array) -> None:
-        """Let a task, and those with the very same prompt, answer from the logits (V,) after it."""
+    def _begin(self, task: Task, logits: mx.array, at: int) -> None:
+        """Let a task, and those with the very same prompt, answer from row `at` of logits (B, V)."""
         assert task.session is not None
         twins = self.twins.pop(task.request.prompt, [])
         for twin in twins:
@@ -169,11 +169,11 @@ class Work:
                 session=one.session,
                 sampler=one.sampler,
                 left=one.answer.limit,
-                logits=logits,
                 logprobs=one.request.logprobs,
                 constraint=one.request.constraint,
                 stop_ids=tuple(one.request.stop_ids),
             )
+            one.row.place(logits, at)
             one.figures.prefill_seconds = time.monotonic() - one.started
             self.decoding.append(one)
 
@@ -184,7 +184,7 @@ class Work:
         """
         made = make_tokens(self.engine, [task.row for task in tasks if task.row is not None])
         self.steps += 1
-        ahead = in_memory(self.engine)
+        ahead = only_queues(self.engine)
         if ahead:
             self._apart(self._take, [task for task, token in zip(tasks, made, strict=True) if goes_on(task, token)])
         for task, token in zip(tasks, made, strict=True):
@@ -223,7 +223,7 @@ class Work:
                 self._apart(call, *([value] for value in one))
 
 
-def goes_on(task: Task, token: int | MferenceError) -> bool:
+def goes_on(task: Task, token: Made) -> bool:
     """Say whether an answer needs what comes after `token`, as far as can be told before its text is known."""
     assert task.row is not None
     return not isinstance(token, MferenceError) and token not in task.request.stop_ids and task.row.left > 0
