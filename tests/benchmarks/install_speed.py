@@ -3,8 +3,8 @@
     python -m tests.benchmarks.install_speed --source DIR --work DIR [--pace 125] [--connections 4] [--rounds 1]
 
 DIR is a quantised MLX directory, a synthetic one for example (`python -m mference_core.testing.synthetic NAME DIR --mlx`).
-A server on this machine sends its files as a hub and its storage do, with `sendfile`; `--pace` caps each connection in
-MB/s. In each round curl downloads every file, one after the other, to the work folder (`curl_seconds`; with a sync at
+A server on this machine sends its files as a hub and its storage do, with `sendfile`; `--pace` caps all
+connections together, in MB/s. In each round curl downloads every file, one after the other, to the work folder (`curl_seconds`; with a sync at
 the end `curl_synced_seconds`), then `mference install` installs the same repository there: its time has the syncs, the
 read-back digests, the SHA-256 of every source file and of every output in it. The peak is that of the whole process.
 """
@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from mference_core.testing.fake_hub import REPO, Answer, FakeHub, Handler, serving
@@ -28,7 +28,7 @@ MIB = 1 << 20
 SEND_BYTES = 1 << 20
 
 INSTALL = """
-import re, sys
+import re, resource, sys
 from pathlib import Path
 from mference_core import plugins, records
 if {loaded}:  # a family that the gate has not accepted: everything an accepted one costs, without the verdict
@@ -39,15 +39,30 @@ if {loaded}:  # a family that the gate has not accepted: everything an accepted 
 from mference_core.cli import run_cli
 code = run_cli(sys.argv[1:])
 status = Path("/proc/self/status").read_text()
-print(int(re.search(r"VmHWM:\\s*(\\d+) kB", status)[1]) * 1024, file=sys.stderr)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(int(re.search(r"VmHWM:\\s*(\\d+) kB", status)[1]) * 1024, used.ru_utime, used.ru_stime, file=sys.stderr)
 sys.exit(code)
 """
+
+
+class Line:
+    """A line of limited speed that all connections share."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self.speed, self.free_at, self.lock = bytes_per_second, time.monotonic(), Lock()
+
+    def take(self, size: int) -> None:
+        """Wait as long as bytes take."""
+        with self.lock:
+            self.free_at = max(self.free_at, time.monotonic()) + size / self.speed
+            until = self.free_at
+        time.sleep(max(0.0, until - time.monotonic()))
 
 
 class Fast(Handler):
     """Sends files from the page cache to the socket without reading them, at most at a given pace."""
 
-    pace_bytes: float = 0.0
+    line: "Line | None" = None
 
     def _file(self, method: str, name: str, headers: dict[str, str]) -> Answer:
         wanted = self.headers["range"]
@@ -72,18 +87,18 @@ class Fast(Handler):
         for key, value in answer.headers.items():
             self.send_header(key, value)
         self.end_headers()
-        at, left, started, sent = answer.first, int(answer.headers["Content-Length"]), time.monotonic(), 0
+        at, left = answer.first, int(answer.headers["Content-Length"])
         with (self.hub.folder / answer.name).open("rb") as file:
             while left:
                 count = os.sendfile(self.connection.fileno(), file.fileno(), at, min(left, SEND_BYTES))
-                at, left, sent = at + count, left - count, sent + count
-                if self.pace_bytes and (ahead := sent / self.pace_bytes - (time.monotonic() - started)) > 0:
-                    time.sleep(ahead)
+                at, left = at + count, left - count
+                if self.line is not None:
+                    self.line.take(count)
 
 
 def serve(options: argparse.Namespace) -> None:
     """Serve the source until killed; print where."""
-    Fast.pace_bytes = options.pace * 1e6
+    Fast.line = Line(options.pace * 1e6) if options.pace else None
     with serving(FakeHub(options.source, commit="c" * 40), Fast) as hub:
         sys.stdout.write(json.dumps({"endpoint": hub.endpoint}) + "\n")
         sys.stdout.flush()
@@ -138,9 +153,11 @@ def install(options: argparse.Namespace, endpoint: str) -> dict[str, Any]:
         sys.exit(done.stderr)
     report = json.loads(done.stdout.splitlines()[-1])
     shutil.rmtree(output)
+    peak, user, system = done.stderr.splitlines()[-1].split()
     return {
         "install_seconds": seconds,
-        "peak_bytes": int(done.stderr.splitlines()[-1]),
+        "processor_seconds": {"user": float(user), "system": float(system)},
+        "peak_bytes": int(peak),
         "downloaded_bytes": report["downloaded_bytes"],
         "installed_bytes": report["size_bytes"],
         "checked_files": report["checked_files"],
@@ -153,7 +170,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--family", help="load this family whether it is accepted or not")
-    parser.add_argument("--pace", type=float, default=0.0, help="MB/s of each connection, 0 for none")
+    parser.add_argument("--pace", type=float, default=0.0, help="MB/s of all connections together, 0 for none")
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
