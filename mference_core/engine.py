@@ -22,7 +22,7 @@ from mference_core.experts.pool import ExpertPool, ResidentExperts
 from mference_core.experts.reader import ExpertReader
 from mference_core.experts.stats import ExpertStats
 from mference_core.graph import LayerGraph, Routing
-from mference_core.kv import KVLayout
+from mference_core.kv import KVLayout, stored_as
 from mference_core.placement import ROLES
 from mference_core.plugins import LoadedFamily
 from mference_core.routed import LayerExperts
@@ -44,11 +44,14 @@ SCRATCH_FLOOR_BYTES = 96 << 20
 class LoadOptions:
     """How to load: `dtype` auto, float32 or bfloat16; `context` and `chunk` in tokens; `memory_bytes` for everything.
 
+    `kv_dtype` is how rows of attention are stored: float32, bfloat16 or float16; auto is the `dtype` of hidden rows.
+
     Without a `context` it is `DEFAULT_CONTEXT`, or the model's limit where that is smaller. `lookahead` is off, on or
     auto: whether experts that the next layer is expected to miss are read early.
     """
 
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     context: int | None = None
     chunk: int = DEFAULT_CHUNK
     slots: Requested = "auto"
@@ -63,6 +66,15 @@ def resolve_dtype(name: str) -> str:
         return "float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16"
     if name not in ("float32", "bfloat16"):
         raise UsageError(what="--dtype", got=f"'{name}'", expected="auto, float32 or bfloat16")
+    return name
+
+
+def resolve_kv_dtype(name: str, dtype: str) -> str:
+    """Return the dtype rows of attention are stored in, where hidden rows are `dtype`."""
+    if name == "auto":
+        return dtype
+    if name not in DTYPES:
+        raise UsageError(what="--kv-dtype", got=f"'{name}'", expected=f"auto, {', '.join(DTYPES)}")
     return name
 
 
@@ -93,6 +105,8 @@ def plan_for(family: LoadedFamily, checkpoint: Checkpoint, options: LoadOptions)
         raise UsageError(what="--max-context", got=str(context), expected=f"at most {limit} for this model")
     chunk = min(options.chunk, context)
     layout = family.ask("mference_kv_layout", arch=arch, context=context, chunk=chunk, dtype=dtype)
+    if options.kv_dtype != "auto":
+        layout = stored_as(layout, resolve_kv_dtype(options.kv_dtype, dtype))
     plan = plan_memory(
         budget_bytes=options.memory_bytes,
         resident_bytes=resident_bytes(checkpoint.weights, product_dtype(dtype)),
@@ -100,7 +114,6 @@ def plan_for(family: LoadedFamily, checkpoint: Checkpoint, options: LoadOptions)
         scratch_bytes=scratch_bytes(arch, chunk),
         expert_bytes_per_layer={i: layer.expert_bytes for i, layer in checkpoint.experts.items()},
         experts=arch.num_experts,
-        top_k=arch.top_k_experts,
         requested=options.slots,
         mappable=can_map(checkpoint),
     )
@@ -280,6 +293,9 @@ class Engine:
             if ids.shape[1] > 1 or logits is None:  # states too: one not asked for would keep the whole chunk alive
                 arrays = [array for session in sessions for state in session.states for array in state.arrays]
                 mx.eval([*arrays, *([] if logits is None else [logits])])
+                for held in self.experts:
+                    if held is not None:
+                        held.source.reads_done()
         except BaseException:
             for session in sessions:
                 session.recover()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from math import prod
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -131,6 +131,16 @@ def growth_bytes(layout: Layout) -> Fraction:
     if isinstance(layout, Compressed):
         return growth_bytes(layout.entries) / layout.rate
     return Fraction(_row_bytes(layout.rows, layout.dtype) if isinstance(layout, Linear) else 0)
+
+
+def stored_as(layout: "KVLayout", dtype: str) -> "KVLayout":
+    """Return the layout with rows of attention, in `Linear` and `Ring` layouts, stored as `dtype`.
+
+    Other states stay: what they hold enters the next token's arithmetic as it was computed, so rounding it would make
+    results depend on where a chunk ends. Rows are always read from where they are stored.
+    """
+    rows = (evolve(one, dtype=dtype) if isinstance(one, Linear | Ring) else one for one in layout.layers)
+    return evolve(layout, layers=tuple(rows))
 
 
 @frozen(kw_only=True)

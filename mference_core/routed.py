@@ -147,8 +147,7 @@ def _streamed(
         slot_of = dict(zip(wanted, lease.slots, strict=True))
         where = mx.array([[slot_of[expert] for expert in row] for row in chosen_by_row], dtype=mx.int32)
         y = layer.experts(rows, where, experts.weights())
-        mx.async_eval(y)
-        source.reads_pending(y, set(lease.slots))
+        _queue(source, y, lease.slots)
         return [y], None
     outputs: list[mx.array] = []
     order: list[int] = []
@@ -160,14 +159,22 @@ def _streamed(
         else:
             tile_rows = rows[mx.array([pair // k for pair in mine], dtype=mx.int32)]
             y = layer.experts(tile_rows, mx.array(slots, dtype=mx.int32)[:, None], experts.weights())
-        mx.async_eval(y)
-        source.reads_pending(y, set(slots))
+        _queue(source, y, slots)
         outputs.append(y)
         order += mine
     place = [0] * (len(chosen_by_row) * k)
     for at, pair in enumerate(order):
         place[pair] = at
     return outputs, place
+
+
+def _queue(source: ExpertSource, y: mx.array, slots: Sequence[int]) -> None:
+    """Have `y` computed; what native kernels returned is there already, and need not be kept for the slots' sake."""
+    if levels.cpu() is not None:
+        mx.eval(y)
+    else:
+        mx.async_eval(y)
+        source.reads_pending(y, set(slots))
 
 
 def _pairs_by_expert(ids: list[list[int]], step: Step, count: int) -> dict[int, list[int]]:

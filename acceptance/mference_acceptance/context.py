@@ -119,7 +119,7 @@ class Context:
 
 
 def slot_counts(engine: Engine) -> Sequence[int]:
-    """Return slot counts worth trying: the fewest, one and two more, half way, and all but one."""
+    """Return slot counts worth trying: one, a token's and those beside it, half way, and all but one."""
     arch = engine.checkpoint.arch
     k, count = arch.top_k_experts, arch.num_experts
-    return sorted({n for n in (k, k + 1, k + 2, (k + count) // 2, count - 1) if k <= n < count})
+    return sorted({n for n in (1, k - 1, k, k + 1, k + 2, (k + count) // 2, count - 1) if 1 <= n < count})

@@ -65,6 +65,13 @@ def load_options(function: F) -> F:
         ),
         click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True),
         click.option(
+            "--kv-dtype",
+            type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+            default="auto",
+            show_default=True,
+            help="How keys and values are kept; auto is --dtype.",
+        ),
+        click.option(
             "--verify",
             type=click.Choice(["full-sha256", "trusted-receipt"]),
             default="full-sha256",
@@ -99,6 +106,7 @@ def read_load(values: dict[str, Any]) -> "LoadOptions":
     memory = values.pop("memory")
     return LoadOptions(
         dtype=values.pop("dtype"),
+        kv_dtype=values.pop("kv_dtype"),
         context=values.pop("max_context"),
         chunk=DEFAULT_CHUNK if chunk == "auto" else int(chunk),
         slots=parse_slots(values.pop("expert_slots")),

@@ -104,6 +104,9 @@ class MappedExperts:
         """Do nothing: slots are never refilled."""
         del array, slots
 
+    def reads_done(self) -> None:
+        """Do nothing."""
+
     def copied(self, experts: Sequence[int]) -> Mapping[str, mx.array]:
         """Return copies of `experts` for operations that take arrays: part name to (len(experts), *part.shape)."""
         slab = Slab(self.layer.parts, len(experts), in_place=True)

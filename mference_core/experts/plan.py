@@ -108,24 +108,24 @@ def plan_memory(
     scratch_bytes: int,
     expert_bytes_per_layer: Mapping[int, int],
     experts: int,
-    top_k: int,
     requested: Requested = "auto",
     available_bytes: int | None = None,
     mappable: bool = False,
 ) -> MemoryPlan:
     """Choose the expert slots per layer.
 
-    `expert_bytes_per_layer` is the bytes of one expert of each routed layer; `experts` and `top_k` are counts.
+    `expert_bytes_per_layer` is the bytes of one expert of each routed layer, `experts` their number.
     `auto` takes the most that fits `budget_bytes`: if all fits, mapped where that is `mappable` (experts that native
     kernels can use in place from their files), else resident; without a budget that is `AUTO_SHARE` of
     `available_bytes` (what this process can still get, when None). A number is capped at `experts`.
-    Raises: UsageError when a number is below `top_k`, or when even the slots wanted, or `top_k`, do not fit.
+    Fewer slots than a token has experts are enough: it then uses them in turn. Raises: UsageError when a number is below
+    1, or when even the slots wanted, or one, do not fit.
     """
     fixed = resident_bytes + state_bytes + scratch_bytes
     per_slot = sum(expert_bytes_per_layer.values())
-    least = min(top_k, experts)
-    if isinstance(requested, int) and per_slot and requested < least:
-        raise UsageError(what="--expert-slots", got=str(requested), expected=f"at least {least}, the experts per token")
+    least = min(1, experts)
+    if isinstance(requested, int) and requested < least:
+        raise UsageError(what="--expert-slots", got=str(requested), expected=f"at least {least}")
     what = "memory budget"
     if requested == "auto" and budget_bytes is None:
         what = f"{float(AUTO_SHARE):.0%} of the memory available"

@@ -97,6 +97,9 @@ class ExpertSource(Protocol):
     def reads_pending(self, array: mx.array, slots: Collection[int] | None = None) -> None:
         """Say that `array`, perhaps not evaluated yet, is computed from `slots` (None: any): no refill before it."""
 
+    def reads_done(self) -> None:
+        """Say that everything queued so far is computed, so that nothing need be kept to wait for."""
+
 
 class SlotSource(ExpertSource, Protocol):
     """A source that holds experts as rows of arrays."""
@@ -281,6 +284,11 @@ class ExpertPool:
                 older, self._pending = self._pending[: PENDING_LIMIT // 2], self._pending[PENDING_LIMIT // 2 :]
                 mx.eval([array for array, _ in older])
 
+    def reads_done(self) -> None:
+        """Say that everything queued so far is computed: the arrays told of are let go."""
+        with self._lock:
+            self._pending.clear()
+
     def _touch(self) -> None:
         """Run the hook before the first read; one that raises runs again next time."""
         if self._before_first_read is not None:
@@ -417,3 +425,6 @@ class ResidentExperts:
     def reads_pending(self, array: mx.array, slots: Collection[int] | None = None) -> None:
         """Do nothing: slots are never refilled."""
         del array, slots
+
+    def reads_done(self) -> None:
+        """Do nothing."""

@@ -371,8 +371,7 @@ def test_too_few_slots_served_anyway_are_caught(
 ) -> None:
     def generous(**arguments: Any) -> MemoryPlan:
         wanted = arguments["requested"]
-        least = arguments["top_k"]
-        return plan_memory(**{**arguments, "requested": max(wanted, least) if isinstance(wanted, int) else wanted})
+        return plan_memory(**{**arguments, "requested": max(wanted, 1) if isinstance(wanted, int) else wanted})
 
     monkeypatch.setattr(engine, "plan_memory", generous)
     assert "is accepted" in refused("too-few-slots", sound, tmp_path)

@@ -75,7 +75,7 @@ REFUSALS = [
     (["--tokens", "{tmp}/ids.json", "--top-p", "0"], "top_p is 0", 2),
     (["--tokens", "{tmp}/ids.json", "--top-k", "-1"], "top_k is -1", 2),
     (["--tokens", "{tmp}/ids.json", "--stop", ""], "a stop string is empty", 2),
-    (["--tokens", "{tmp}/ids.json", "--expert-slots", "2"], "--expert-slots is 2; expected at least 3", 2),
+    (["--tokens", "{tmp}/ids.json", "--expert-slots", "0"], "--expert-slots is '0'; expected a positive number", 2),
     (["--tokens", "{tmp}/ids.json", "--expert-slots", "many"], "--expert-slots is 'many'", 2),
     (["--tokens", "{tmp}/ids.json", "--memory", "lots"], "memory size is 'lots'", 2),
     (["--tokens", "{tmp}/ids.json", "--memory", "1MiB"], "memory budget is 1.0MiB; expected at least", 2),

@@ -242,7 +242,7 @@ def test_a_budget_chooses_slots_and_refuses_what_cannot_fit(family: LoadedFamily
     per_slot = generous.expert_bytes // 8
     _, tight = plan_for(family, checkpoint, attrs.evolve(options, memory_bytes=fixed + 5 * per_slot + per_slot // 2))
     assert (tight.resident, tight.slots_per_layer) == (False, 5)
-    small = attrs.evolve(options, memory_bytes=fixed + 2 * per_slot)
+    small = attrs.evolve(options, memory_bytes=fixed + per_slot - 1)
     refused(lambda: plan_for(family, checkpoint, small), UsageError, "memory budget is")
 
 
@@ -253,7 +253,8 @@ def test_a_budget_chooses_slots_and_refuses_what_cannot_fit(family: LoadedFamily
         ({"context": 0}, "below 1"),
         ({"chunk": 0}, "below 1"),
         ({"context": 5000}, "--max-context is 5000; expected at most 4096 for this model"),
-        ({"slots": 2}, "--expert-slots is 2; expected at least 3"),
+        ({"slots": 0}, "--expert-slots is 0; expected at least 1"),
+        ({"kv_dtype": "int8"}, "--kv-dtype is 'int8'; expected auto, float32, bfloat16, float16"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(

@@ -31,7 +31,6 @@ def planned(budget_bytes: int | None, requested: Requested = "auto", available_b
         scratch_bytes=100,
         expert_bytes_per_layer=LAYERS,
         experts=16,
-        top_k=4,
         requested=requested,
         available_bytes=available_bytes,
     )
@@ -106,7 +105,7 @@ def test_a_plan_never_exceeds_its_budget_and_wastes_less_than_a_slot(budget_byte
     try:
         plan = planned(budget_bytes)
     except UsageError:
-        assert budget_bytes < FIXED + 4 * 250
+        assert budget_bytes < FIXED + 250
     else:
         assert plan.total_bytes <= budget_bytes
         assert plan.slots_per_layer == 16 or plan.total_bytes + 250 > budget_bytes
@@ -114,17 +113,17 @@ def test_a_plan_never_exceeds_its_budget_and_wastes_less_than_a_slot(budget_byte
 
 def test_too_small_a_budget_names_both_numbers_and_the_least_that_works() -> None:
     with pytest.raises(UsageError) as caught:
-        planned(1999)
+        planned(1249)
     line = str(caught.value)
-    assert "1.9KiB" in line
-    assert "expected at least 2.0KiB for 4 expert slots per layer" in line
-    assert "--memory 2.0KiB" in line
-    assert planned(parse_bytes("2.0KiB")).slots_per_layer == 4
+    assert "1.2KiB" in line
+    assert "expected at least 1.3KiB for 1 expert slots per layer" in line
+    assert "--memory 1.3KiB" in line
+    assert planned(parse_bytes("1.3KiB")).slots_per_layer == 1
 
 
 def test_a_budget_too_small_for_the_slots_asked_for_names_the_least_that_works() -> None:
     for requested in (12, "resident"):
-        with pytest.raises(UsageError, match=r"the least is 2\.0KiB"):
+        with pytest.raises(UsageError, match=r"the least is 1\.3KiB"):
             planned(2500, requested)
 
 
@@ -136,9 +135,10 @@ def test_a_number_of_slots_is_exact_and_capped_at_the_experts() -> None:
     assert planned(None, "resident").resident
 
 
-def test_fewer_slots_than_experts_per_token_are_refused() -> None:
-    with pytest.raises(UsageError, match="--expert-slots is 3; expected at least 4"):
-        planned(None, 3)
+def test_one_slot_is_enough_and_none_is_refused() -> None:
+    assert planned(None, 1).slots_per_layer == 1
+    with pytest.raises(UsageError, match="--expert-slots is 0; expected at least 1"):
+        planned(None, 0)
 
 
 def test_without_a_budget_auto_stays_within_its_share_of_the_memory_available() -> None:
@@ -146,8 +146,8 @@ def test_without_a_budget_auto_stays_within_its_share_of_the_memory_available() 
     plan = planned(None, "auto", available)
     assert plan.budget_bytes == available * AUTO_SHARE
     assert plan.slots_per_layer == (2_800 - FIXED) // 250
-    with pytest.raises(UsageError, match=r"70% of the memory available is 1\.3KiB"):
-        planned(None, "auto", 2_000)
+    with pytest.raises(UsageError, match=r"70% of the memory available is 1\.1KiB"):
+        planned(None, "auto", 1_750)
 
 
 def test_a_model_without_experts_only_has_to_fit() -> None:
@@ -159,7 +159,6 @@ def test_a_model_without_experts_only_has_to_fit() -> None:
             scratch_bytes=0,
             expert_bytes_per_layer={},
             experts=0,
-            top_k=0,
         )
 
     assert dense(700) == MemoryPlan(

@@ -31,7 +31,6 @@ def planned(budget_bytes: int | None, requested: Requested = "auto", *, mappable
         scratch_bytes=100,
         expert_bytes_per_layer={2: 100, 3: 150},
         experts=16,
-        top_k=4,
         requested=requested,
         mappable=mappable,
     )

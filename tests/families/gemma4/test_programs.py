@@ -47,7 +47,7 @@ def test_whole_layers_parts_and_single_calls_agree(
 ) -> None:
     options = LoadOptions(dtype=dtype, slots=slots, context=64, chunk=4)
     found, served, ran = [], [], []
-    run = ChainedStep._note  # noqa: SLF001 (how far chains come is seen nowhere else)
+    run = ChainedStep._note
 
     def note(self: ChainedStep, first: int, done: int) -> None:
         ran.append(done - first)

@@ -63,7 +63,6 @@ def test_a_fixed_rule_for_slots_is_a_budget() -> None:
                 scratch_bytes=0,
                 expert_bytes_per_layer=dict.fromkeys(range(PINNED.num_layers), ONE_EXPERT),
                 experts=PINNED.num_experts,
-                top_k=PINNED.top_k_experts,
                 requested=requested,
             )
             budget = found.total_bytes
