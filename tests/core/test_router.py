@@ -21,3 +21,11 @@ def test_a_bias_is_added_where_a_layer_has_one() -> None:
 def test_a_dense_layer_has_no_scores() -> None:
     with pytest.raises(ValueError, match="layer 3 is dense"):
         no_router().scores(3, mx.zeros((1, 1)))
+
+
+def test_a_table_is_stated_by_layer() -> None:
+    table = mx.array([[1, 0], [0, 0]])
+    router: Router = attrs.evolve(no_router(), table=lambda layer: None if layer else table)
+    assert no_router().looked_up(0) is None
+    assert router.looked_up(0) is table
+    assert router.looked_up(1) is None
