@@ -9,6 +9,8 @@ import click
 
 from mference_core.cli.options import load_options, model_options, notice, quiet_notice, read_load
 from mference_core.errors import RequestError, UsageError
+from mference_core.experts.plan import parse_bytes
+from mference_core.records import data_dir
 
 if TYPE_CHECKING:
     from mference_core.engine import LoadOptions
@@ -47,6 +49,18 @@ if TYPE_CHECKING:
 @click.option(
     "--max-waiting", default=32, show_default=True, help="Requests that may wait; one more is told to come again."
 )
+@click.option(
+    "--prefix-cache",
+    default="512MiB",
+    show_default=True,
+    help="Memory for beginnings of earlier prompts and answers, beside --memory; 0 for none.",
+)
+@click.option(
+    "--prefix-cache-disk",
+    default="0",
+    show_default=True,
+    help="Disk space for them, in the data directory; kept when the server ends.",
+)
 @click.option("--deadline", type=float, help="Most seconds of a request, waiting included.")
 @click.option(
     "--drain", default=30.0, show_default=True, help="Seconds that running answers have to finish at the end."
@@ -58,7 +72,8 @@ def command(**values: Any) -> None:
     from mference_core.server.running import Address  # noqa: PLC0415
     from mference_core.server.safety import Policy  # noqa: PLC0415
 
-    load = read_load(values)
+    load, cache = read_load(values), _cache(values)
+    check_name(values["model_id"])
     _defaults(values)  # what is wrong with them is said before anything is loaded
     for name in ("max_active", "max_waiting", "deadline", "drain"):
         least = 1 if name == "max_active" else 0
@@ -80,11 +95,11 @@ def command(**values: Any) -> None:
         first = model_name(found, values["model_id"])
 
         def loader(name: str, path: Path) -> Callable[[], "Served"]:
-            return lambda: _load(name, find_model(None, path, say), load, values)
+            return lambda: _load(name, find_model(None, path, say), load, cache, values)
 
         beside = {} if values["only"] else others(found)
         shelf = Shelf(
-            loaded=_load(first, found, load, values),
+            loaded=_load(first, found, load, cache, values),
             aliases=values["alias"],
             loaders={name: loader(name, path) for name, path in ({first: found.path} | beside).items()},
             say=say,
@@ -107,25 +122,45 @@ def _defaults(values: dict[str, Any]) -> "GenerateOptions":
     return GenerateOptions(max_new=values["max_new"], sampling=sampling)
 
 
+def _cache(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the scheduler's options of the prefix cache. Raises `UsageError`."""
+    memory, disk = (
+        0 if text.strip() == "0" else parse_bytes(text)
+        for text in (values["prefix_cache"], values["prefix_cache_disk"])
+    )
+    if disk and not memory:
+        raise UsageError(
+            what="--prefix-cache-disk",
+            got="set without memory",
+            remedy="give --prefix-cache, what is on disk passes it",
+        )
+    folder = data_dir() / "prefixes" if disk else None
+    return {"cache_bytes": memory, "disk_bytes": disk, "cache_folder": folder}
+
+
+def check_name(given: str | None) -> None:
+    """Raise `UsageError` for a name that no client can say."""
+    if given is not None and (not given.isprintable() or not given.strip()):
+        raise UsageError(what="--model-id", got=repr(given), expected="printable characters")
+
+
 def model_name(found: "Found", given: str | None) -> str:
     """Return what clients call the model: as given, else its directory's name, an embedded demo after its family."""
     demo = found.family.family.demo
     if given is not None:
-        if not given.isprintable() or not given.strip():
-            raise UsageError(what="--model-id", got=repr(given), expected="printable characters")
         return given
     if demo is not None and found.path.resolve() == demo.resolve():
         return f"{found.family.family.name}-demo"
     return found.path.resolve().name.removesuffix(".gturbo") or found.family.family.name
 
 
-def _load(name: str, found: "Found", load: "LoadOptions", values: dict[str, Any]) -> "Served":
+def _load(name: str, found: "Found", load: "LoadOptions", cache: dict[str, Any], values: dict[str, Any]) -> "Served":
     """Load a model and begin to serve it, with a scheduler of its own."""
     from mference_core.engine import Engine  # noqa: PLC0415
     from mference_core.scheduler.scheduler import Scheduler, SchedulerOptions  # noqa: PLC0415
 
-    options = SchedulerOptions(max_active=values["max_active"], max_waiting=values["max_waiting"])
     say = quiet_notice(values["quiet"])
+    options = SchedulerOptions(max_active=values["max_active"], max_waiting=values["max_waiting"], notice=say, **cache)
     scheduler = Scheduler.loading(lambda: Engine.load(found.family, found.path, load, say), options)
     try:
         return _served(name, scheduler, values)

@@ -29,4 +29,8 @@ def shelf_figures(shelf: Shelf) -> Mapping[str, float]:
         "scheduler_prefilling": load.prefilling,
         "scheduler_decoding": load.decoding,
         "scheduler_decode_steps_total": load.decode_steps,
+        "prefix_cache_bytes": load.cache.nbytes,
+        "prefix_cache_disk_bytes": load.cache.disk_bytes,
+        "prefix_cache_hits_total": load.cache.restored,
+        "prefix_cache_tokens_total": load.cache.restored_tokens,
     }
