@@ -24,12 +24,13 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class OutputFiles:
     """Output files below `root`. `write` belongs to one thread; reading, `digest` and `sync` are safe from any.
 
-    Bytes that a request brings along between its copies go to a file of its own: they are part of no output, but of
-    the source's digest.
+    Bytes that a request brings along between its copies go to a file of its own if `keep_gaps`: they are part of no
+    output, but of the source's digest.
     """
 
     root: Path
     plan: RangePlan
+    keep_gaps: bool = True
     stopped: Event = field(factory=Event)
     _handles: dict[str, int] = field(factory=dict, init=False)
     _gaps: dict[str, int] = field(factory=dict, init=False)
@@ -63,6 +64,12 @@ class OutputFiles:
         (self.root / METADATA_DIR).mkdir(exist_ok=True)
         return b"".join(self.read(WEIGHTS_NAME, 0, len(index_image))) == index_image
 
+    def open(self, *, writing: bool) -> None:
+        """Open the outputs as they are, of a finished install for example. Raises `OSError`."""
+        for name in self.plan.outputs:
+            flags = (os.O_RDWR if writing else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._handles[name] = os.open(self.root / name, flags)
+
     def close(self) -> None:
         """Close every file; harmless when none is open."""
         for handle in (*self._handles.values(), *self._gaps.values()):
@@ -80,7 +87,7 @@ class OutputFiles:
         """Return what puts the bytes of a request into their places."""
         handles: dict[str | None, int] = {}
         handles.update(self._handles)
-        if request.gap_bytes:
+        if request.gap_bytes and self.keep_gaps:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             handles[None] = os.open(self.gap_path(request.ident), flags, 0o600)
             if (before := self._gaps.pop(request.ident, None)) is not None:
@@ -167,9 +174,9 @@ class RangeWriter:
         while data:
             piece = self.pieces[self._at]
             part = data[: piece.size - self._done]
-            handle, offset = self.handles[piece.path], piece.offset + self._done
-            written = 0
-            while written < len(part):
+            handle, offset = self.handles.get(piece.path), piece.offset + self._done
+            written = len(part) if handle is None else 0
+            while handle is not None and written < len(part):
                 written += os.pwrite(handle, part[written:], offset + written)
             self._done += written
             if self._done == piece.size:
