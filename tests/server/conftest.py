@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from mference_core import plugins
+from mference_core.scheduler.scheduler import SchedulerOptions
 from mference_core.testing.serving import Running, serving_demo
 
 
@@ -21,7 +22,7 @@ def with_demo() -> list[str]:
 @pytest.fixture(scope="session", params=with_demo())
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     """A server of each family's demo."""
-    with serving_demo(request.param) as server:
+    with serving_demo(request.param, options=SchedulerOptions(cache_bytes=64 << 20)) as server:
         yield server
 
 

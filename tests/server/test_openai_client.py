@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from mference_core.testing.serving import Running
+from mference_core.testing.serving import Running, serving_demo
 
 MODEL = "default"
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -323,3 +323,29 @@ def test_a_prompt_too_long_is_refused_before_anything(client: openai.OpenAI, run
     with pytest.raises(openai.BadRequestError, match=rf"and {limit} of the answer") as much:
         client.chat.completions.create(model=MODEL, messages=ASK, max_completion_tokens=limit, stream=stream)
     assert much.value.param == "max_completion_tokens"
+
+
+def test_what_was_reused_is_told_and_changes_nothing(client: openai.OpenAI, running: Running) -> None:
+    """The second turn of a chat goes on from the first; the answer is that of a server which has seen nothing."""
+    long = "Be kind and helpful. " * 30  # states that do not keep rows are kept at few places of a prompt
+    turns: list[Any] = [
+        {"role": "system", "content": long},
+        {"role": "user", "content": "My name is Tom. Who are you?"},
+    ]
+    first = client.chat.completions.create(model=MODEL, messages=turns)
+    turns.append({"role": "assistant", "content": first.choices[0].message.content})
+    turns.append({"role": "user", "content": "What is my name?"})
+    second = client.chat.completions.create(model=MODEL, messages=turns)
+    again = client.chat.completions.create(model=MODEL, messages=turns)
+    for done in (second, again):
+        assert done.usage is not None
+        assert done.usage.prompt_tokens_details is not None
+        assert 0 < (done.usage.prompt_tokens_details.cached_tokens or 0) < done.usage.prompt_tokens
+    with serving_demo(running.state.served.model_id.removesuffix("-demo")) as fresh:
+        other = openai.OpenAI(base_url=f"{fresh.url}/v1", api_key="unused", max_retries=0)
+        cold = other.chat.completions.create(model=MODEL, messages=turns)
+        other.close()
+    assert cold.usage is not None
+    assert cold.usage.prompt_tokens_details is not None
+    assert cold.usage.prompt_tokens_details.cached_tokens == 0
+    assert {done.choices[0].message.content for done in (second, again, cold)} == {cold.choices[0].message.content}
