@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
-from threading import Lock
+from threading import RLock
+from typing import Any
 
 from attrs import define, field
 
@@ -20,12 +21,30 @@ MARKS_NAME, MARKS_CAP_BYTES = "checked.json", 1 << 20
 
 
 @define(kw_only=True)
+class _SourceFile:
+    """A source file being hashed from its first byte: as far as its ranges are done, in order."""
+
+    requests: list[RangeRequest]
+    done: set[str] = field(factory=set)
+    found: "Future[str | None]" = field(factory=Future)
+    digest: Any = None
+    next: int = 0
+    at: int = 0
+    running: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next range is there, or all of them are."""
+        return self.next == len(self.requests) or self.requests[self.next].ident in self.done
+
+
+@define(kw_only=True)
 class Checks:
     """Background digests of one download.
 
-    An output is hashed once every range that fills it is done; a source file once every range of it is: its bytes
-    are read back from where they were put, what no output holds is read from the hub. So bytes that were changed at
-    the source, on the way or on this disk are all found. `heads` are the first bytes of each source file, known already.
+    An output is hashed once every range that fills it is done. A source file is hashed along with its ranges: its
+    bytes are read back from where they were put, what no output holds is read from the hub. So bytes that were changed
+    at the source, on the way or on this disk are all found. `heads` are the first bytes of each source file.
     """
 
     client: HubClient
@@ -37,73 +56,65 @@ class Checks:
     checked: dict[str, str] = field(factory=dict, init=False)
     _missing: dict[str, set[str]] = field(factory=dict, init=False)
     _hashes: dict[str, Future[str]] = field(factory=dict, init=False)
-    _sources: dict[str, Future[str | None]] = field(factory=dict, init=False)
+    _sources: dict[str, _SourceFile] = field(factory=dict, init=False)
     _pool: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="mference-hash"))
-    _lock: Lock = field(factory=Lock, init=False)
+    _lock: RLock = field(factory=RLock, init=False)
 
     def begin(self, done: set[str]) -> None:
         """Start from the ranges that are done already, and from the source files an earlier session has checked."""
-        self.checked = self._read_marks()
+        self._missing = {name: set() for name in self.plan.outputs}
         for request in self.plan.ranges:
-            for name in self._subjects(request):
-                self._missing.setdefault(name, set()).add(request.ident)
-        held = {
-            shard: value for shard, value in self.checked.items() if self._missing.get(_source(shard), set()) <= done
-        }
-        if held != self.checked:
-            self.checked = held
+            for copy in request.copies:
+                self._missing[copy.dest_path].add(request.ident)
+        marks = self._read_marks()
+        whole = {shard for shard, requests in self._by_shard().items() if {r.ident for r in requests} <= done}
+        self.checked = {shard: value for shard, value in marks.items() if shard in whole}
+        if self.checked != marks:
             self._write_marks()
-        for shard in held:
-            self._missing.pop(_source(shard), None)
-        for name in self.plan.outputs.keys() - self._missing.keys():
-            self._missing[name] = set()
+        for shard, requests in self._by_shard().items():
+            if self.files[shard].digest is not None and shard not in self.checked:
+                self._sources[shard] = _SourceFile(requests=requests)
+        for name in [name for name, left in self._missing.items() if not left]:
+            self._hashes[name] = self._pool.submit(self.outputs.hash, name)
         for request in self.plan.ranges:
             if request.ident in done:
                 self.done(request)
-        for name in sorted(name for name, left in self._missing.items() if not left):
-            self._start(name)
 
     def close(self) -> None:
         """End what is under way."""
         self.outputs.stopped.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def _subjects(self, request: RangeRequest) -> set[str]:
-        names = {copy.dest_path for copy in request.copies}
-        return names | {_source(request.shard)} if self.files[request.shard].digest else names
-
     def done(self, request: RangeRequest) -> None:
         """Take note that a range is durable; start the digests that waited for it."""
         with self._lock:
-            for name in self._subjects(request):
-                left = self._missing.get(name)
-                if left and request.ident in left:
-                    left.discard(request.ident)
-                    if not left:
-                        self._start(name)
-
-    def _start(self, name: str) -> None:
-        if name.startswith("source:"):
-            shard = name.removeprefix("source:")
-            if shard not in self._sources:
-                self._sources[shard] = self._pool.submit(self._check_source, shard)
-        elif name not in self._hashes:
-            self._hashes[name] = self._pool.submit(self.outputs.hash, name)
+            for name in {copy.dest_path for copy in request.copies}:
+                self._missing[name].discard(request.ident)
+                if not self._missing[name] and name not in self._hashes:
+                    self._hashes[name] = self._pool.submit(self.outputs.hash, name)
+            source = self._sources.get(request.shard)
+            if source is not None:
+                source.done.add(request.ident)
+                if source.ready and not source.running:
+                    source.running = True
+                    self._pool.submit(self._advance, request.shard, source)
 
     # --- answers
 
     def wrong_sources(self) -> dict[str, str]:
-        """Wait for the source files under way; return those unlike the hub's digest, with the one found."""
-        found = {shard: future.result() for shard, future in sorted(self._sources.items())}
+        """Wait for all source files; return those unlike the hub's digest, with the one found."""
+        found = {shard: source.found.result() for shard, source in sorted(self._sources.items())}
         return {shard: digest for shard, digest in found.items() if digest is not None}
 
     def again(self, requests: list[RangeRequest]) -> None:
-        """Forget what was found of these ranges: they will be fetched again."""
-        for request in requests:
-            for name in self._subjects(request):
-                self._missing.setdefault(name, set()).add(request.ident)
-                self._hashes.pop(name, None)
-                self._sources.pop(name.removeprefix("source:"), None)
+        """Forget what was found of these ranges, all those of some source files: they will be fetched again."""
+        with self._lock:
+            for request in requests:
+                for copy in request.copies:
+                    self._missing[copy.dest_path].add(request.ident)
+                    self._hashes.pop(copy.dest_path, None)
+            for shard in {request.shard for request in requests}:
+                self._sources[shard] = _SourceFile(requests=self._by_shard()[shard])
 
     def output_hashes(self) -> Iterator[tuple[str, str]]:
         """Yield the name and SHA-256 of each output as it is known."""
@@ -112,39 +123,64 @@ class Checks:
 
     # --- the source
 
-    def _check_source(self, shard: str) -> str | None:
-        """Return None if a source file is what the hub says, else its digest."""
+    def _advance(self, shard: str, source: _SourceFile) -> None:
+        """Hash a source file as far as it is there; after its last byte, say what was found."""
+        try:
+            if source.digest is None:
+                stated = self.files[shard].digest
+                assert stated is not None
+                source.digest, source.at = stated.start(), len(self.heads[shard])
+                source.digest.update(self.heads[shard])
+            while source.next < len(source.requests):
+                with self._lock:
+                    if not source.ready:
+                        source.running = False
+                        return
+                request = source.requests[source.next]
+                for data in self._bytes_up_to(request, source.at, keep=True):
+                    source.digest.update(data)
+                source.next, source.at = source.next + 1, request.offset + request.size
+            for data in self._rest(shard, source.at):
+                source.digest.update(data)
+            source.found.set_result(self._verdict(shard, source))
+        except BaseException as error:  # noqa: BLE001  raised by whoever asks for what was found
+            source.found.set_exception(error)
+
+    def _verdict(self, shard: str, source: _SourceFile) -> str | None:
         stated = self.files[shard].digest
         assert stated is not None
-        found = ""
-        for keep in (True, False):
-            # The second time without the kept bytes between copies: if those alone were bad, no range needs to be.
-            digest = stated.start()
-            for data in self._source_bytes(shard, keep=keep):
-                digest.update(data)
-            if (found := digest.hexdigest()) == stated.value:
-                with self._lock:
-                    self.checked[shard] = found
-                    self._write_marks()
-                return None
-        return str(found)
+        if source.digest.hexdigest() != stated.value:
+            # Once more without the kept bytes between copies: if those alone were bad, no range needs to be fetched.
+            source.digest, at = stated.start(), len(self.heads[shard])
+            source.digest.update(self.heads[shard])
+            for request in source.requests:
+                for data in self._bytes_up_to(request, at, keep=False):
+                    source.digest.update(data)
+                at = request.offset + request.size
+            for data in self._rest(shard, at):
+                source.digest.update(data)
+        found = str(source.digest.hexdigest())
+        if found != stated.value:
+            return found
+        with self._lock:
+            self.checked[shard] = found
+            self._write_marks()
+        return None
 
-    def _source_bytes(self, shard: str, *, keep: bool) -> Iterator[bytes | memoryview]:
-        """Yield a source file from its first byte to its last."""
-        file, head = self.files[shard], self.heads[shard]
-        assert file.size is not None
-        yield head
-        at = len(head)
-        for request in self._by_shard()[shard]:
-            yield from self.client.read_range(file, at, request.offset - at)
-            for piece in request.pieces:
-                if piece.path is not None:
-                    yield from self.outputs.read(piece.path, piece.offset, piece.size)
-                    continue
-                kept = self.outputs.read_gap(request, piece) if keep else None
-                yield from kept or self.client.read_range(file, request.offset + piece.start, piece.size)
-            at = request.offset + request.size
-        yield from self.client.read_range(file, at, file.size - at)
+    def _bytes_up_to(self, request: RangeRequest, at: int, *, keep: bool) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of a source file from `at` to the end of a range."""
+        file = self.files[request.shard]
+        yield from self.client.read_range(file, at, request.offset - at)
+        for piece in request.pieces:
+            if piece.path is not None:
+                yield from self.outputs.read(piece.path, piece.offset, piece.size)
+                continue
+            kept = self.outputs.read_gap(request, piece) if keep else None
+            yield from kept or self.client.read_range(file, request.offset + piece.start, piece.size)
+
+    def _rest(self, shard: str, at: int) -> Iterator[bytes]:
+        file = self.files[shard]
+        return self.client.read_range(file, at, (file.size or 0) - at)
 
     def _by_shard(self) -> dict[str, list[RangeRequest]]:
         return {shard: list(found) for shard, found in groupby(self.plan.ranges, key=lambda request: request.shard)}
@@ -166,10 +202,6 @@ class Checks:
     def _write_marks(self) -> None:
         values = {"files": self.checked, "planFingerprint": self.fingerprint}
         replace_file(self.outputs.root / METADATA_DIR / MARKS_NAME, json.dumps(values, sort_keys=True).encode())
-
-
-def _source(shard: str) -> str:
-    return f"source:{shard}"
 
 
 def corrupt(repo: str, file: RemoteFile, found: str) -> DigestMismatch:

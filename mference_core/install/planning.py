@@ -48,9 +48,10 @@ class RemotePlan:
     @property
     def check_bytes(self) -> int:
         """Bytes of files with a stated digest that no range and no header brings."""
-        whole = sum(file.size or 0 for file in self.remote.files.values() if file.digest)
-        ranges = sum(r.size for r in self.requests.ranges if self.remote.files[r.shard].digest)
-        heads = sum(len(self.remote.heads[name]) for name, file in self.remote.files.items() if file.digest)
+        checked = {r.shard for r in self.requests.ranges if self.remote.files[r.shard].digest}
+        whole = sum(self.remote.files[name].size or 0 for name in checked)
+        ranges = sum(request.size for request in self.requests.ranges if request.shard in checked)
+        heads = sum(len(self.remote.heads[name]) for name in checked)
         return whole - ranges - heads
 
     @property

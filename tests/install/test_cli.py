@@ -207,7 +207,9 @@ def test_plan_says_what_it_would_take_and_writes_nothing(cli: Any, fake: FakeHub
     assert done["event"] == "installed"
     code, out, _ = cli("install", "--family", "gemma4", "--plan")
     assert "already there: it would take --overwrite" in out
-    shown = json.loads(cli("show", "--family", "gemma4", "--json")[1])
+    code, out, err = cli("show", "--family", "gemma4", "--json")
+    assert code == 0, err
+    shown = json.loads(out)
     assert [row["total_bytes_by_slots"] for row in shown["memory"]] == [
         row["total_bytes_by_slots"] for row in plan["memory"]
     ]
