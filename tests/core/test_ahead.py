@@ -9,7 +9,7 @@ import pytest
 
 from mference_core import plugins
 from mference_core.ahead import READS, LookAhead
-from mference_core.engine import Engine, LoadOptions
+from mference_core.engine import LOOKAHEAD, Engine, LoadOptions, looks_ahead
 from mference_core.errors import UsageError
 from mference_core.experts.stats import ExpertStats, Guesses
 from mference_core.graph import LayerGraph, Routing
@@ -145,3 +145,10 @@ def test_a_switch_that_cannot_be_meant_is_refused() -> None:
     path = cast("Path", family.family.reference) / "mlx"
     with pytest.raises(UsageError, match="--lookahead is 'maybe'; expected off, on or auto"):
         Engine.load(family, path, LoadOptions(lookahead="maybe"))
+
+
+def test_auto_does_not_look_ahead_on_processors() -> None:
+    """There reads take the cores that compute: it was measured not to pay."""
+    if mx.default_device() != mx.Device(mx.cpu):
+        pytest.skip("this is no CPU")
+    assert [looks_ahead(value) for value in LOOKAHEAD] == [False, True, False]
