@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import mlx.core as mx
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from mlx.utils import tree_map
 
-from mference_core.ahead import READS
+from mference_core.ahead import looking_ahead
 from mference_core.arch import Arch
 from mference_core.chained import decode_step
 from mference_core.checkpoint import Checkpoint, open_checkpoint, peek
@@ -26,7 +26,6 @@ from mference_core.kv import KVLayout, stored_as
 from mference_core.placement import ROLES
 from mference_core.plugins import LoadedFamily
 from mference_core.routed import LayerExperts
-from mference_core.router import Router
 from mference_core.session import Session
 from mference_core.state import DTYPES
 from mference_core.steps import Observer, StepFunction, advance, make_step
@@ -36,7 +35,6 @@ from mference_kernels.mapped import reads_addresses
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 512
-LOOKAHEAD = ("off", "on", "auto")
 SCRATCH_FLOOR_BYTES = 96 << 20
 
 
@@ -197,7 +195,7 @@ class Engine:
         reader, files = ExpertReader(), MappedFiles()
         try:
             experts = _experts(checkpoint, graph, reader, files, plan, weights.product_dtype)
-            experts = _looking_ahead(experts, router, options.lookahead)
+            experts = looking_ahead(experts, router, options.lookahead)
         except BaseException:
             reader.close()
             files.close()
@@ -360,35 +358,6 @@ def _experts(
     return tuple(held)
 
 
-def _looking_ahead(
-    experts: Sequence[LayerExperts | None], router: Router, lookahead: str
-) -> tuple[LayerExperts | None, ...]:
-    """Let layers be guessed; those that choose by token id are known, so all that they miss is worth reading."""
-    if lookahead not in LOOKAHEAD:
-        raise UsageError(what="--lookahead", got=f"'{lookahead}'", expected="off, on or auto")
-    if not looks_ahead(lookahead):
-        return tuple(experts)
-    made: list[LayerExperts | None] = []
-    for index, held in enumerate(experts):
-        known = held is not None and router.looked_up(index) is not None
-        reads = router.experts if known else READS
-        made.append(None if held is None else evolve(held, ahead=reads, certain=known))
-    return tuple(made)
-
-
-def looks_ahead(lookahead: str) -> bool:
-    """Say whether a value of `--lookahead` makes guesses here.
-
-    `auto` does on Metal alone. On CPUs reads take the cores that compute: measured, waiting fell and the time per token
-    did not. On CUDA each further array that is read back costs half a millisecond.
-    """
-    return lookahead == "on" or (lookahead == "auto" and mx.default_device() != mx.Device(mx.cpu) and _on_metal())
-
-
-def _on_metal() -> bool:
-    return bool(mx.metal.is_available())
-
-
 def _expert_product(product: mx.Dtype) -> mx.Dtype:
     """Return what the routed experts' products run in: float32 on CUDA.
 
@@ -396,7 +365,7 @@ def _expert_product(product: mx.Dtype) -> mx.Dtype:
     number of slots would show in the output.
     """
     device = mx.default_device()
-    return mx.float32 if device != mx.Device(mx.cpu) and not _on_metal() else product
+    return mx.float32 if device != mx.Device(mx.cpu) and not mx.metal.is_available() else product
 
 
 def last_rows(x: Any, lengths: Sequence[int]) -> Any:

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from mference_core import plugins
-from mference_core.ahead import READS, LookAhead
-from mference_core.engine import LOOKAHEAD, Engine, LoadOptions, looks_ahead
+from mference_core.ahead import LOOKAHEAD, READS, LookAhead, looks_ahead
+from mference_core.engine import Engine, LoadOptions
 from mference_core.errors import UsageError
 from mference_core.experts.stats import ExpertStats, Guesses
 from mference_core.graph import LayerGraph, Routing
