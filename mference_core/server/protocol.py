@@ -33,9 +33,10 @@ class PatientProtocol(H11Protocol):
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all clocks."""
-        self._stop_clocks()
+        """Stop all clocks, the library's too: it forgets its own where a connection is reset."""
         super().connection_lost(exc)
+        self._stop_clocks()
+        self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; the clock of a head runs until it is whole."""
