@@ -124,7 +124,8 @@ def take_tokens(engine: Engine, rows: Sequence[Row]) -> None:
         return
     logits = engine.forward([row.session for row in waiting], [[row.token] for row in waiting])
     assert logits is not None
-    mx.async_eval(logits)
+    if only_queues(engine):
+        mx.async_eval(logits)
     for at, row in enumerate(waiting):
         row.place(logits, at)
 

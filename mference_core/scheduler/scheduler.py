@@ -32,7 +32,8 @@ THREAD = "mference-scheduler"
 class SchedulerOptions:
     """Limits: requests served at once and waiting, bytes of all their states, seconds one call may take from others.
 
-    `state_bytes` None is as much as `max_active` timelines of the whole context need; one request is always served.
+    `state_bytes` None is what the model's memory budget leaves for states; without a budget, as much as `max_active`
+    timelines of the whole context need. One request is always served.
     `cache_bytes` is what beginnings of earlier prompts and answers may take in memory, 0 for none. With a `cache_folder`
     they are also kept there, at most `disk_bytes` of all models together, and outlive the process; `notice` is told once
     if that cannot be done.
@@ -114,14 +115,14 @@ class Scheduler:
 
         def serve() -> None:
             try:
-                engine = load()
-                scheduler = cls(engine=engine, options=options or SchedulerOptions(), thread=current_thread())
-            except BaseException as error:  # noqa: BLE001  it is raised where it was asked for
-                ready.set_exception(error)
-                return
-            ready.set_result(scheduler)
-            with engine:
-                scheduler._run()
+                with load() as engine:
+                    scheduler = cls(engine=engine, options=options or SchedulerOptions(), thread=current_thread())
+                    ready.set_result(scheduler)
+                    scheduler._run()
+            except BaseException as error:
+                if ready.done():
+                    raise
+                ready.set_exception(error)  # raised where it was asked for
 
         Thread(target=serve, name=THREAD, daemon=True).start()
         return ready.result()
@@ -264,9 +265,7 @@ class Scheduler:
         """Say whether the request that has waited longest may start: its state fits, or nobody else runs."""
         if not self._waiting:
             return False
-        tasks, limit = self._work.tasks(), self.options.state_bytes
-        if limit is None:
-            limit = self.options.max_active * self.engine.layout.bytes_at(self.engine.context)
+        tasks, limit = self._work.tasks(), state_limit(self.engine, self.options)
         taken = sum(task.need_bytes for task in tasks)
         fits = len(tasks) < self.options.max_active and taken + self._waiting[0].need_bytes <= limit
         return fits or not tasks
@@ -278,6 +277,16 @@ class Scheduler:
                 task = self._waiting.popleft()
             task.started = time.monotonic()
             self._work.add(task, self._wake)
+
+
+def state_limit(engine: Engine, options: SchedulerOptions) -> int:
+    """Return the bytes that states of all timelines may take together."""
+    if options.state_bytes is not None:
+        return options.state_bytes
+    plan = engine.memory
+    if plan.budget_bytes is not None:
+        return plan.state_bytes + max(0, plan.budget_bytes - plan.total_bytes)
+    return options.max_active * engine.layout.bytes_at(engine.context)
 
 
 def open_cache(engine: Engine, options: SchedulerOptions) -> PrefixCache | None:

@@ -23,7 +23,7 @@ from mference_core.generate import GenerateOptions, Generation
 from mference_core.sampling import SamplingOptions, log_probs
 from mference_core.scheduler.pace import Pace
 from mference_core.scheduler.request import Delivery, Outcome, Prefilled, Request, Sampled
-from mference_core.scheduler.scheduler import THREAD, Load, Scheduler, SchedulerOptions
+from mference_core.scheduler.scheduler import THREAD, Load, Scheduler, SchedulerOptions, state_limit
 from mference_core.session import Session
 from mference_core.testing.asking import Asked
 
@@ -97,19 +97,27 @@ class Held:
             assert self.free.wait(30)
 
 
-@pytest.mark.parametrize("slots", ["resident", "fewest"])
+@pytest.mark.parametrize("slots", ["resident", "fewest", "ahead"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_together_each_is_what_it_is_alone(name: str, slots: str) -> None:
-    """Prompts longer than a chunk, of every size, greedy and not, ending one after the other."""
+def test_together_each_is_what_it_is_alone(name: str, slots: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts longer than a chunk, of every size, greedy and not, ending one after the other.
+
+    Also where calls only queue work, as on GPUs, and the step after is queued before tokens are read.
+    """
+    if slots == "ahead":
+        for module in ("rows", "scheduler.work"):
+            monkeypatch.setattr(f"mference_core.{module}.only_queues", lambda _: True)
     with load(name) as probe:
         few = probe.checkpoint.arch.top_k_experts + 1
-    with load(name, slots="resident" if slots == "resident" else few) as engine:
+    with load(name, slots=few if slots == "fewest" else "resident") as engine:
         wanted = [
             request(length, salt, new, sampling)
             for salt, (length, new, sampling) in enumerate(
-                [(5, 12, GREEDY), (300, 6, WARM), (97, 9, GREEDY), (1, 20, WARM), (64, 3, GREEDY), (130, 8, GREEDY)]
+                [(5, 12, GREEDY), (200, 6, WARM), (97, 9, GREEDY), (1, 14, WARM), (64, 3, GREEDY), (130, 8, GREEDY)]
             )
         ]
+        if slots == "ahead":
+            wanted = [attrs.evolve(one, options=attrs.evolve(one.options, sampling=GREEDY)) for one in wanted]
         want = [alone(engine, one).token_ids for one in wanted]
         with Scheduler(engine=engine, options=SchedulerOptions(max_active=5)) as scheduler:
             asked = [Asked.of(scheduler, one) for one in wanted]
@@ -445,6 +453,16 @@ def test_states_are_bounded_by_bytes(engine: Engine) -> None:
         assert [one.outcome().reason for one in asked] == ["max_tokens"] * 5
         assert most == 2
         assert Asked.of(scheduler, request(400, 1, 4)).outcome().error is None
+
+
+def test_a_memory_budget_bounds_states_too() -> None:
+    """Without a limit of its own the scheduler keeps to what the plan of the load left for states."""
+    with load("gemma4", memory_bytes=200 << 20) as engine:
+        plan = engine.memory
+        assert state_limit(engine, SchedulerOptions()) == plan.state_bytes + (200 << 20) - plan.total_bytes
+        assert state_limit(engine, SchedulerOptions(state_bytes=7)) == 7
+    with load("gemma4") as engine:
+        assert state_limit(engine, SchedulerOptions(max_active=3)) == 3 * engine.layout.bytes_at(CONTEXT)
 
 
 @pytest.mark.parametrize(
