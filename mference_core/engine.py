@@ -45,7 +45,8 @@ class LoadOptions:
     `kv_dtype` is how rows of attention are stored: float32, bfloat16 or float16; auto is the `dtype` of hidden rows.
 
     Without a `context` it is `DEFAULT_CONTEXT`, or the model's limit where that is smaller. `lookahead` is off, on or
-    auto: whether experts that the next layer is expected to miss are read early.
+    auto: whether experts that the next layer is expected to miss are read early. `state_bytes` is what the plan counts for
+    the states of all timelines together, at least one of the whole context.
     """
 
     dtype: str = "auto"
@@ -56,6 +57,7 @@ class LoadOptions:
     memory_bytes: int | None = None
     verify: str = "full-sha256"
     lookahead: str = "auto"
+    state_bytes: int = 0
 
 
 def resolve_dtype(name: str) -> str:
@@ -108,7 +110,7 @@ def plan_for(family: LoadedFamily, checkpoint: Checkpoint, options: LoadOptions)
     plan = plan_memory(
         budget_bytes=options.memory_bytes,
         resident_bytes=resident_bytes(checkpoint.weights, product_dtype(dtype)),
-        state_bytes=layout.bytes_at(context),
+        state_bytes=max(options.state_bytes, layout.bytes_at(context)),
         scratch_bytes=scratch_bytes(arch, chunk),
         expert_bytes_per_layer={i: layer.expert_bytes for i, layer in checkpoint.experts.items()},
         experts=arch.num_experts,

@@ -461,7 +461,11 @@ def test_a_memory_budget_bounds_states_too() -> None:
         plan = engine.memory
         assert state_limit(engine, SchedulerOptions()) == plan.state_bytes + (200 << 20) - plan.total_bytes
         assert state_limit(engine, SchedulerOptions(state_bytes=7)) == 7
+    with load("gemma4", memory_bytes=200 << 20, slots=3, state_bytes=5 << 20) as engine:
+        assert engine.memory.state_bytes == 5 << 20 > engine.layout.bytes_at(CONTEXT)
+        assert state_limit(engine, SchedulerOptions()) >= 5 << 20
     with load("gemma4") as engine:
+        assert engine.memory.state_bytes == engine.layout.bytes_at(CONTEXT)
         assert state_limit(engine, SchedulerOptions(max_active=3)) == 3 * engine.layout.bytes_at(CONTEXT)
 
 
