@@ -30,11 +30,13 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
 
     from mference_core import plugins  # noqa: PLC0415
     from mference_core.engine import Engine, LoadOptions  # noqa: PLC0415
-    from mference_core.experts.plan import parse_slots  # noqa: PLC0415
+    from mference_core.experts.plan import parse_bytes, parse_slots  # noqa: PLC0415
     from mference_kernels import levels  # noqa: PLC0415
 
     load = LoadOptions(
         dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        memory_bytes=parse_bytes(options.memory) if options.memory else None,
         context=options.context,
         chunk=options.chunk,
         slots=parse_slots(options.slots[0]),
@@ -47,6 +49,7 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
         draw = Random(options.seed)  # noqa: S311 (test data)
         tokens = [draw.randrange(engine.graph.vocab_size) for _ in range(options.prompt + options.new)]
         session, digest, chosen = engine.session(), hashlib.sha256(), list[int]()
+        _hold(session, options.held)
 
         def take(part: list[int]) -> None:
             logits = session.prefill(part)
@@ -71,6 +74,17 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
             "token_ids": chosen,
             "logits_sha256": digest.hexdigest(),
         }
+
+
+def _hold(session: Any, tokens: int) -> None:
+    """Let a timeline hold `tokens` that nobody computed, with rows of zeros: its memory and its attention are as if."""
+    from mference_core.state import RowState  # noqa: PLC0415
+
+    for state in session.states:
+        assert isinstance(state, RowState), "only rows can be held without computing them"
+        while state.length < tokens:
+            state.extend(min(session.engine.chunk, tokens - state.length))
+    session.tokens.extend([0] * tokens)
 
 
 def _figures(before: Any, after: Any, tokens: int, seconds: float) -> dict[str, float]:
@@ -105,8 +119,9 @@ def run(options: argparse.Namespace, slots: str, cap: str) -> dict[str, Any]:
 
 
 def _spawn(options: argparse.Namespace, slots: str, group: Group | None) -> dict[str, Any]:
-    names = ("family", "model", "context", "chunk", "prompt", "new", "seed", "dtype", "lookahead")
-    arguments = [f"--{name}={getattr(options, name)}" for name in names]
+    names = ("family", "model", "context", "chunk", "prompt", "new", "seed", "dtype", "kv_dtype", "held", "lookahead")
+    arguments = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
+    arguments += [f"--memory={options.memory}"] if options.memory else []
     command = [sys.executable, "-m", "tests.benchmarks.full_size", "--child", "--slots", slots, *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, preexec_fn=group.join if group else None
@@ -132,6 +147,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--lookahead", default="auto", choices=["off", "on", "auto"])
+    parser.add_argument("--kv-dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--memory", help="budget of the memory plan, with --slots auto or to be kept by a number")
+    parser.add_argument("--held", type=int, default=0, help="tokens the timeline holds before, rows of zeros")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of prefill")
     parser.add_argument("--new", type=int, default=32, help="tokens of decode")
     parser.add_argument("--seed", type=int, default=0)

@@ -90,10 +90,10 @@ MF_INLINE float mf_exp(float z) {
     return mf_float_of(mf_bits_of(p + 1.0f) + ((mf_bits_of(shifted) - 0x4b400000u) << 23));
 }
 
-/* tanh(z), odd, without the loss of digits of small z: from e^2z - 1, whose last sum is taken apart. */
+/* tanh(z) without the loss of digits of small z: of its size, from e^2z - 1, whose last sum is taken apart. */
 MF_INLINE float mf_tanh(float z) {
-    float twice = z + z;
-    twice = twice < -20.0f ? -20.0f : twice;
+    const uint32_t sign = mf_bits_of(z) & 0x80000000u;
+    float twice = mf_float_of(mf_bits_of(z + z) & 0x7fffffffu);
     twice = twice > 20.0f ? 20.0f : twice;
     const float shifted = twice * 1.44269504f + MF_ROUND;
     const float n = shifted - MF_ROUND;
@@ -107,7 +107,7 @@ MF_INLINE float mf_tanh(float z) {
     p = (p * r) * r + r;
     const float power = mf_float_of((mf_bits_of(shifted) - 0x4b400000u + 127u) << 23);
     const float less = p * power + (power - 1.0f);
-    return less / (less + 2.0f);
+    return mf_float_of(mf_bits_of(less / (less + 2.0f)) | sign);
 }
 
 /* out = f(gate) * up; for MF_CAP up holds one number, and out = up * tanh(gate / up). */
