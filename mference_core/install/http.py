@@ -292,6 +292,8 @@ class HubClient:
         got, remedy = f"answered with status {status}" + (f" {code}" if code else ""), ""
         if status == 200:
             got = "answered with the whole file"
+        elif code == "RepoNotFound":
+            remedy = "check the repository's name, and HF_TOKEN if it is private"
         elif code == "GatedRepo" or status in (401, 403):
             terms = f"accept the model's terms at {self.hub.endpoint}/{self.repo} and " if code == "GatedRepo" else ""
             if self.hub.token is None:

@@ -265,7 +265,9 @@ def _count(answer: Answer) -> int:
     return len(answer.body) if answer.stop_after is None else min(answer.stop_after, len(answer.body))
 
 
-class _Server(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
+    """A server that does not mind readers who go away."""
+
     daemon_threads = True
     block_on_close = False
 
@@ -274,17 +276,17 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(hub: FakeHub, handler: type[Handler] = Handler) -> Iterator[FakeHub]:
+def serving(hub: FakeHub, handler: type[Handler] = Handler, server: type[Server] = Server) -> Iterator[FakeHub]:
     """Serve a hub and its storage while the block runs."""
     kinds = [type("Own", (handler,), {"hub": hub, "is_storage": storage}) for storage in (False, True)]
-    servers = [_Server(("127.0.0.1", 0), kind) for kind in kinds]
-    hub.endpoint, hub.storage = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
-    threads = [threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True) for server in servers]
+    servers = [server(("127.0.0.1", 0), kind) for kind in kinds]
+    hub.endpoint, hub.storage = (f"http://127.0.0.1:{one.server_address[1]}" for one in servers)
+    threads = [threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True) for one in servers]
     for thread in threads:
         thread.start()
     try:
         yield hub
     finally:
-        for server in servers:
-            server.shutdown()
-            server.server_close()
+        for one in servers:
+            one.shutdown()
+            one.server_close()

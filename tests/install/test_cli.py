@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from attrs import evolve
 
 from mference_core import plugins, records
-from mference_core.cli.install_progress import Meter, left_text
+from mference_core.cli.install_progress import Meter, left_text, watcher
 from mference_core.family import Pinned
 from mference_core.install import InstallProgress
 from mference_core.install.transaction import target_of
@@ -362,3 +363,25 @@ def test_meter_waits_before_it_promises() -> None:
 )
 def test_time_left_reads(seconds: float | None, text: str) -> None:
     assert left_text(seconds) == text
+
+
+def test_bars_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bar at a time, named for its stage and file, with bytes and what is reused from the start."""
+    monkeypatch.setenv("TERM", "xterm")
+    said = StringIO()
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    watch = watcher(as_json=False)
+    assert watch.bars is not None
+    watch.bars.live.console.file = said
+    size = 1 << 30
+    with watch.context():
+        for stage, done in (("metadata", 0), ("copying", 2), ("copying", 5), ("hashing", 0), ("hashing", 8)):
+            total = 0 if stage == "metadata" else 8 * size
+            watch(InstallProgress(file="f", done_bytes=done * size, total_bytes=total, stage=stage, reused_bytes=0))
+            watch.bars.refresh()
+            visible = [task for task in watch.bars.tasks if task.visible]
+            assert len(visible) == 1
+            assert visible[0].completed == done * size
+    assert "copying f" in said.getvalue()
+    assert "5.0/8.0 GiB" in said.getvalue()
+    assert "hashing the install f" in said.getvalue()
