@@ -6,11 +6,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from mference_core.arch import Arch, ManifestContract
 from mference_core.errors import ManifestError, MferenceError, PartialInstall
 from mference_core.gturbo.model import FULL_SHA256, missing_manifest, open_gturbo
+from mference_core.gturbo.verification import LayerFiles, Verification
 from mference_core.jsondata import parse_object, read_capped, standard_path, typed
 from mference_core.manifest import MANIFEST_NAME, RECEIPT_NAME, WEIGHTS_NAME, Manifest, read_manifest
 from mference_core.placement import Dropped, InstallPlan, Resident
@@ -45,7 +46,9 @@ class Checkpoint:
     """A complete model on disk: every resident present in its logical shape, every routed layer complete.
 
     `digest` is that of the manifest, which covers every file, or of config and shard headers, which do not cover
-    values; `touch(layer)` must be called before a layer's experts are first read; `pinned` says whether `arch` is a published one; `dropped` names what is unused.
+    values; `touch(layer)` must be called before a layer's experts are first read, and then whoever reads an expert owes
+    it the check of its layer's `proof`, if that has one. `pinned` says whether `arch` is a published one; `dropped`
+    names what is unused. `verification` counts what was hashed of an install, `files` hashes its layer files ahead.
     `source_sha256` is the digest of a directory's index file, or of its one header; None for an install.
     """
 
@@ -61,6 +64,8 @@ class Checkpoint:
     touch: Callable[[int], None]
     dropped: Mapping[str, str]
     source_sha256: str | None = None
+    verification: Verification | None = field(default=None, eq=False)
+    files: LayerFiles | None = field(default=None, eq=False)
 
 
 def peek(path: Path) -> Peek:
@@ -236,6 +241,8 @@ def _open_install(
         digest=manifest.digest,
         touch=model.touch_layer,
         dropped=MappingProxyType(dropped),
+        verification=model.verification,
+        files=model.files,
     )
 
 

@@ -189,6 +189,10 @@ class Engine:
         checkpoint = open_model(family, path, options.verify)
         layout, plan = plan_for(family, checkpoint, options)
         notice(f"memory plan: {plan}")
+        if checkpoint.verification is not None:
+            checkpoint.verification.tell = notice
+        if checkpoint.files is not None:
+            checkpoint.files.begin()  # while the rest of the load goes on, and before a first prompt needs them
         dtype = resolve_dtype(options.dtype)
         weights = Weights(checkpoint.weights, DTYPES[dtype], product_dtype(dtype))
         arch = checkpoint.arch
@@ -324,6 +328,8 @@ class Engine:
 
     def close(self) -> None:
         """Close files and stop reader threads."""
+        if self.checkpoint.files is not None:
+            self.checkpoint.files.stop()
         self._reader.close()
         self._files.close()
 

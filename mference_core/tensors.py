@@ -1,7 +1,8 @@
 """Tensors on disk: where their bytes lie, in what dtype and shape. No array library is imported here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from attrs import frozen
 
@@ -69,14 +70,28 @@ class Extent:
     parts: tuple[str, ...]
 
 
+class ExpertProof(Protocol):
+    """What verifies the experts of one layer one by one. Callable from any thread."""
+
+    def pending(self, expert: int) -> bool:
+        """Say whether an expert is still to be verified."""
+
+    def check(self, expert: int, pieces: Iterable[memoryview]) -> None:
+        """Hold the bytes of an expert, in the order of its extents; raises `DigestMismatch` if they are not its own."""
+
+
 @frozen(kw_only=True)
 class ExpertLayer:
-    """The experts of one layer on disk: their parts, and where the bytes of expert `e` lie: `extents(e)`."""
+    """The experts of one layer on disk: their parts, and where the bytes of expert `e` lie: `extents(e)`.
+
+    Where there is a `proof`, who reads an expert that is `pending` must `check` it before it is used.
+    """
 
     layer: int
     count: int
     parts: tuple[ExpertPart, ...]
     extents: Callable[[int], tuple[Extent, ...]]
+    proof: ExpertProof | None = None
 
     @property
     def expert_bytes(self) -> int:

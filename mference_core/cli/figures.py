@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from mference_core.experts.plan import format_bytes
+from mference_core.gturbo.verification import TOLD_BYTES
 
 if TYPE_CHECKING:
     from mference_core.engine import Engine
@@ -49,8 +50,21 @@ def summary(engine: "Engine", generation: "Generation") -> dict[str, Any]:
             "bytes_read": stats.ahead_bytes,
             "wasted_bytes": stats.wasted_bytes,
         },
+        "verification": _verification(engine),
         "dtype": engine.dtype,
     }
+
+
+def _verification(engine: "Engine") -> dict[str, Any] | None:
+    """Return what was hashed since the load began, None for a directory that has no digests.
+
+    `seconds` are those of all threads together, `waited_seconds` those in which nothing else was done.
+    """
+    done = engine.checkpoint.verification
+    if done is None:
+        return None
+    seconds, waited = round(done.seconds, 6), round(done.waited_seconds, 6)
+    return {"policy": done.policy, "bytes": done.bytes, "seconds": seconds, "waited_seconds": waited}
 
 
 def footer(engine: "Engine", generation: "Generation") -> str:
@@ -62,8 +76,16 @@ def footer(engine: "Engine", generation: "Generation") -> str:
         f"{figures.prefill_seconds:.2f}s={figures.prefill_rate:.1f}tok/s cached={figures.cached_tokens}tok "
         f"new={figures.new_tokens}tok decode={figures.decode_seconds:.2f}s={figures.decode_rate:.3f}tok/s "
         f"peak={format_bytes(facts['peak_memory_bytes'])} hits={facts['expert_hit_rate']:.1%} "
-        f"read={format_bytes(facts['bytes_read'] // tokens)}/tok{_ahead(facts['lookahead'])}]"
+        f"read={format_bytes(facts['bytes_read'] // tokens)}/tok{_ahead(facts['lookahead'])}{_verified(facts['verification'])}]"
     )
+
+
+def _verified(figures: dict[str, Any] | None) -> str:
+    """Return what was verified, or nothing where it was too little to be felt."""
+    if figures is None or figures["bytes"] < TOLD_BYTES:
+        return ""
+    waited = f", {figures['waited_seconds']:.1f}s waited for" if figures["waited_seconds"] >= 0.1 else ""
+    return f" verified={format_bytes(figures['bytes'])}/{figures['seconds']:.1f}s{waited}"
 
 
 def _ahead(figures: dict[str, int]) -> str:

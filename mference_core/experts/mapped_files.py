@@ -7,6 +7,8 @@ import ctypes
 import errno
 import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from mference_core.errors import StreamError
@@ -14,6 +16,7 @@ from mference_core.errors import StreamError
 READ_ONLY, SHARED, FAILED = 1, 1, ctypes.c_void_p(-1).value
 WILLNEED = 3
 POPULATE_READ = 22  # Linux 5.14
+WORKERS = 4
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _FIRST_BIT = bytes(value & 1 for value in range(256))
 
@@ -103,10 +106,11 @@ class MappedFile:
 
 
 class MappedFiles:
-    """Every file mapped once, however many layers lie in it."""
+    """Every file mapped once, however many layers lie in it; and threads for what is done with them meanwhile."""
 
     def __init__(self) -> None:
         self._open: dict[Path, MappedFile] = {}
+        self._threads: ThreadPoolExecutor | None = None
         self._closed = False
 
     def get(self, path: Path) -> MappedFile:
@@ -116,9 +120,18 @@ class MappedFiles:
             self._open[path] = MappedFile(path)
         return self._open[path]
 
+    def begin(self, work: Callable[[], None]) -> "Future[None]":
+        """Do something on another thread; `close` waits for it."""
+        self.check_open()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="mference-mapped")
+        return self._threads.submit(work)
+
     def close(self) -> None:
         """Unmap all of them; no address of theirs may be used any more."""
         self._closed = True
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
         for mapped in self._open.values():
             mapped.close()
 

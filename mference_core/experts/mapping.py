@@ -7,6 +7,8 @@ faults read a cold file at a quarter of the speed of `pread`, so what is routed 
 import ctypes
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 
 import mlx.core as mx
 
@@ -32,7 +34,9 @@ class MappedExperts:
     """The experts of one layer in a mapping; an expert's slot is its own number. To be used from one thread at a time.
 
     `before_first_read(layer)` is called once, before a byte of the layer is read. Uses hit when the expert's pages are
-    in memory. Raises: StreamError when a file is missing, too short or unreadable, and after `files` was closed.
+    in memory and, where the layer has a proof, verified: that is done once, on other threads, from when an expert is
+    first asked for. Raises: StreamError when a file is missing, too short or unreadable, and after `files` was closed;
+    DigestMismatch for an expert's bytes.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class MappedExperts:
         self._before_first_read = before_first_read
         self._stats = ExpertStats()
         self._guesses = Guesses(expert_bytes=layer.expert_bytes)
+        self._proving: dict[int, Future[None]] = {}
         self._seen = [-RECHECK_SECONDS] * layer.count
         self.slots_in_memory = (ctypes.c_int32 * layer.count)(*[-1] * layer.count)
         self._spans = [self._spans_of(expert) for expert in range(layer.count)]
@@ -94,7 +99,8 @@ class MappedExperts:
 
     def non_resident(self, experts: Sequence[int]) -> Sequence[int]:
         """Return those of `experts` that are not in memory, once each, in order."""
-        return tuple(expert for expert in dict.fromkeys(experts) if self._missing_bytes(expert))
+        asked = dict.fromkeys(experts)
+        return tuple(expert for expert in asked if self._unproven(expert) or self._missing_bytes(expert))
 
     def note_all_hit_use(self, experts: Sequence[int]) -> None:
         """Count a use of experts that are in memory."""
@@ -128,11 +134,15 @@ class MappedExperts:
                 break
             if now - self._seen[expert] < RECHECK_SECONDS:
                 continue
-            if size := self._missing_bytes(expert):
+            size, unproven = self._missing_bytes(expert), self._unproven(expert)
+            if size or unproven:
                 missing[expert] = size
                 self.slots_in_memory[expert] = -1
-                for file, offset, length in self._spans[expert]:
-                    file.will_need(offset, length)
+                if size:
+                    for file, offset, length in self._spans[expert]:
+                        file.will_need(offset, length)
+                if unproven and expert not in self._proving:
+                    self._proving[expert] = self._files.begin(partial(self._prove, expert))
             else:
                 self._seen[expert] = now
                 self.slots_in_memory[expert] = expert
@@ -147,7 +157,7 @@ class MappedExperts:
         if self._before_first_read is None:
             now = time.monotonic()
             for expert in range(self.experts):
-                here = not self._missing_bytes(expert)
+                here = not (self._unproven(expert) or self._missing_bytes(expert))
                 self._seen[expert] = now if here else -RECHECK_SECONDS
                 self.slots_in_memory[expert] = expert if here else -1
 
@@ -157,9 +167,27 @@ class MappedExperts:
     def _wait(self, experts: Collection[int]) -> None:
         start = time.perf_counter()
         for expert in experts:
-            for file, offset, size in self._spans[expert]:
-                file.populate(offset, size)
+            proving = self._proving.pop(expert, None)
+            if proving is not None:
+                proving.result()
+            else:
+                self._populate(expert)
+                if self._unproven(expert):  # an earlier attempt failed
+                    self._prove(expert)
         self._stats += ExpertStats(stall_seconds=time.perf_counter() - start)
+
+    def _populate(self, expert: int) -> None:
+        for file, offset, size in self._spans[expert]:
+            file.populate(offset, size)
+
+    def _unproven(self, expert: int) -> bool:
+        return self.layer.proof is not None and self.layer.proof.pending(expert)
+
+    def _prove(self, expert: int) -> None:
+        """Verify an expert where it lies; done by threads that `close` of the files waits for."""
+        assert self.layer.proof is not None
+        self._populate(expert)
+        self.layer.proof.check(expert, (file.view(offset, size) for file, offset, size in self._spans[expert]))
 
     def _spans_of(self, expert: int) -> list[Place]:
         """Return the extents of an expert, each checked to lie inside its file."""

@@ -11,10 +11,10 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from attrs import define
+from attrs import define, field
 
 from mference_core.errors import StreamError
-from mference_core.tensors import ExpertLayer
+from mference_core.tensors import ExpertLayer, ExpertProof
 
 WORKERS = 4
 OPEN_FILES = 128  # half of the smallest usual limit per process (256)
@@ -31,6 +31,25 @@ Views = Mapping[str, memoryview]
 
 
 @define
+class _Check:
+    """An expert to be verified, once `left` runs have filled its `pieces`."""
+
+    proof: ExpertProof
+    expert: int
+    pieces: list[memoryview]
+    left: int
+    lock: Lock = field(factory=Lock)
+
+    def filled(self) -> None:
+        """Take note that a run is read; verify after the last one. Raises: DigestMismatch."""
+        with self.lock:
+            self.left -= 1
+            if self.left:
+                return
+        self.proof.check(self.expert, self.pieces)
+
+
+@define
 class _Run:
     """One read: `size` bytes of a file from `offset`, scattered into `views`; `payload` of them are wanted."""
 
@@ -39,6 +58,7 @@ class _Run:
     size: int
     payload: int
     views: list[memoryview]
+    checks: list[_Check] = field(factory=list)
 
     @property
     def end(self) -> int:
@@ -104,7 +124,7 @@ class ExpertRead:
         return all(future.done() for future in self._futures)
 
     def wait(self) -> None:
-        """Block until every read ended, then raise the first `StreamError` if one failed."""
+        """Block until every read ended, then raise the first error if one failed: `StreamError`, `DigestMismatch`."""
         if not self.done:
             start = time.perf_counter()
             wait(self._futures)
@@ -119,7 +139,8 @@ class ExpertReader:
     """Reads experts of any layer on one small pool of threads.
 
     Counters: `bytes_read` (bytes delivered, gaps not counted), `reads` (system calls), `stall_seconds` (time callers
-    waited). Raises: StreamError, naming the file, when it is missing, too short or unreadable.
+    waited). Experts that a layer's proof still waits for are verified by the threads that read them. Raises:
+    StreamError, naming the file, when it is missing, too short or unreadable; DigestMismatch for an expert's bytes.
     """
 
     def __init__(self, *, workers: int = WORKERS, open_files: int = OPEN_FILES) -> None:
@@ -142,7 +163,7 @@ class ExpertReader:
         """
         if self._closed:
             raise StreamError(what="the expert reader", got="closed", expected="an open model")
-        pieces = [run for expert, views in requests for run in _runs(layer, expert, views)]
+        pieces = [run for expert, views in requests for run in _checked_runs(layer, expert, views)]
         size = sum(run.size for run in pieces)
         share = max(JOINED_BYTES, size // self.workers)
         runs = _joined(pieces, share, self._gap)
@@ -190,6 +211,18 @@ class ExpertReader:
         except OSError as error:
             raise StreamError(what=f"reading {run.path} at byte {run.offset} failed: {error.strerror}") from error
         self.count(reads=reads, bytes_read=run.payload)
+        for check in run.checks:
+            check.filled()
+
+
+def _checked_runs(layer: ExpertLayer, expert: int, views: Views) -> list[_Run]:
+    """Return the runs of an expert, with what verifies it if that has not been done."""
+    runs, proof = list(_runs(layer, expert, views)), layer.proof
+    if proof is not None and proof.pending(expert):
+        check = _Check(proof, expert, [view for run in runs for view in run.views], len(runs))
+        for run in runs:
+            run.checks.append(check)
+    return runs
 
 
 def _runs(layer: ExpertLayer, expert: int, views: Views) -> Iterator[_Run]:
@@ -223,6 +256,7 @@ def _joined(runs: Sequence[_Run], share: int, gap: memoryview) -> list[_Run]:
             last.views += [gap[:between]] * (between > 0) + run.views
             last.size += between + run.size
             last.payload += run.payload
+            last.checks += run.checks
         else:
             joined.append(run)
     return joined

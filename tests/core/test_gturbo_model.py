@@ -223,7 +223,7 @@ def test_touch_from_many_threads_hashes_once(install: Path, monkeypatch: pytest.
         thread.start()
     for thread in threads:
         thread.join()
-    assert calls == [LAYER]
+    assert calls.count(LAYER) == 1
 
 
 # --- the receipt
