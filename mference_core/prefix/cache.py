@@ -110,8 +110,10 @@ class PrefixCache:
         self._restored_tokens += length - held
         return length
 
-    def keep(self, session: Session, whole: Sequence[int]) -> None:
+    def keep(self, session: Session, whole: Sequence[int], *, wanted: bool = False) -> None:
         """Keep what `session` holds of a timeline that will have the tokens of `whole`, and what is not kept yet.
+
+        `wanted` says that somebody waits for just this, so that a point is kept wherever it may be.
 
         What is complete is kept to its last token where nothing is carried. What a ring has lost already is not kept.
         """
@@ -125,7 +127,7 @@ class PrefixCache:
                 made.append((stretch, ROWS, copy_rows(session, self.parts.linear, stretch.start, end)))
             if self.parts.ring and RING not in stretch.pieces and stretch.start >= oldest and stretch.end <= length:
                 made.append((stretch, RING, copy_rows(session, self.parts.ring, stretch.start, end)))
-        if self._wants_point(path, length, whole):
+        if self._wants_point(path, length, whole, wanted=wanted):
             made.append((path[-1], POINT, copy_point(session, self.parts)))
         if made:
             mx.eval([array for _, _, piece in made for array in piece.arrays.values()])
@@ -202,10 +204,12 @@ class PrefixCache:
         fresh = path and path[-1].after and POINT not in path[-1].pieces
         return path[-1].end if fresh and path[-1].end <= self.engine.cuts.last(len(prompt)) else 0
 
-    def _wants_point(self, path: Sequence[Stretch], length: int, prompt: Sequence[int]) -> bool:
+    def _wants_point(self, path: Sequence[Stretch], length: int, prompt: Sequence[int], *, wanted: bool) -> bool:
         """Say whether to keep a point at `length` of `prompt`: where prompts part, at its last cut, or far from others."""
         if not self.parts.point or not path or path[-1].end != length or POINT in path[-1].pieces:
             return False
+        if wanted:
+            return True
         known = max((stretch.end for stretch in path if POINT in stretch.pieces), default=0)
         last = self.end(length, prompt) == len(prompt)
         return last or length - known >= self.point_tokens or self._branch(prompt) == length

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
@@ -31,7 +32,7 @@ def cache_key(engine: Engine) -> str:
         "dtype": [engine.dtype, str(engine.weights.product_dtype)],
         "layout": [repr(layer) for layer in engine.layout.layers],
         "unit": engine.cuts.unit_tokens,
-        "backend": [str(mx.default_device()), mx.__version__, levels.cpu() is not None],
+        "backend": [str(mx.default_device()), version("mlx"), levels.cpu() is not None],
     }
     return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
 """The requests being served: whose prompts go on, who answers, and whose turn it is. Belongs to one thread."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,6 +11,7 @@ from attrs import define, field
 from mference_core.engine import Engine
 from mference_core.errors import MferenceError
 from mference_core.prefix.cache import PrefixCache
+from mference_core.prefix.disk import Name, Raw
 from mference_core.rows import Made, Row, as_error, make_tokens, only_queues, take_tokens
 from mference_core.scheduler.pace import Pace
 from mference_core.scheduler.task import Task
@@ -32,7 +33,7 @@ class Work:
     steps: int = field(default=0, init=False)
     prefilling: list[Task] = field(factory=list, init=False)
     decoding: list[Task] = field(factory=list, init=False)
-    reading: dict[Task, "Future[Mapping[Any, Any]]"] = field(factory=dict, init=False)
+    reading: dict[Task, "Future[dict[Name, Raw]]"] = field(factory=dict, init=False)
     twins: dict[tuple[int, ...], list[Task]] = field(factory=dict, init=False)
     _owed_seconds: float = field(default=0.0, init=False)
 
@@ -69,11 +70,10 @@ class Work:
                 held.remove(task)
         self.reading.pop(task, None)
         led = any(other.request.prompt == prompt for other in (*self.prefilling, *self.reading))
-        if led or prompt not in self.twins:
+        waiting = [] if led else self.twins.pop(prompt, [])
+        if not waiting:
             return
-        first, *rest = self.twins.pop(prompt) or [None]
-        if first is None:
-            return
+        first, *rest = waiting
         first.session = task.session if sound and task.session is not None else self.engine.session()
         task.session = None
         self.prefilling.insert(0, first)
@@ -148,11 +148,17 @@ class Work:
         self.pace.observe(len(parts) * max(map(len, parts)), time.monotonic() - started)
         for at, task in enumerate(tasks):
             if self.cache is not None:
-                self.cache.keep(sessions[at], prompts[at])
+                self.cache.keep(sessions[at], prompts[at], wanted=self._wanted(task, ends[at]))
             task.tell_prefilled()
             if complete[at]:
                 assert logits is not None
                 self._begin(task, logits, at)
+
+    def _wanted(self, task: Task, end: int) -> bool:
+        """Say whether another prompt begins with the first `end` tokens of this one and has not come so far."""
+        beginning = task.request.prompt[:end]
+        others = (other for other in self.prefilling if other is not task and other.position < end)
+        return any(other.request.prompt[:end] == beginning for other in others)
 
     def _begin(self, task: Task, logits: mx.array, at: int) -> None:
         """Let a task, and those with the very same prompt, answer from row `at` of logits (B, V)."""

@@ -19,12 +19,12 @@ Passed = Callable[[str, LoadedFamily], Mapping[str, Any]]
 
 
 def test_a_batch_that_changes_its_rows_is_caught(broken: Broken, refused: Refused) -> None:
-    """Three timelines together come out otherwise than one."""
+    """Several timelines together come out otherwise than one."""
 
     def change(layer: Layer) -> Layer:
         def combine(h: Any, shared: Any, routed: Any) -> Any:
             x = layer.combine(h, shared, routed)
-            return x * (1.5 if x.shape[:2] == (3, 1) else 1)
+            return x * (1.5 if x.shape[0] > 1 and x.shape[1] == 1 else 1)
 
         return attrs.evolve(layer, combine=combine)
 
