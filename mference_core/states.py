@@ -8,12 +8,18 @@ from attrs import cmp_using, define, field, frozen
 
 from mference_core.kv import Composite, Compressed, KVLayout, Layout, Linear, Recurrent, Ring
 from mference_core.state import DTYPES, LayerState, RecurrentState, RowState, Snapshot, cannot_rewind
+from mference_kernels import levels, native
 
 ENTRIES, OPEN, CARRIED = "entries.", "open.", "carried."
 
 
 class _Kept(dict[str, mx.array]):
     """What a call is about to replace, for the mark that may want it back."""
+
+
+def _copy(array: mx.array) -> mx.array:
+    """Return an array with memory of its own, which holds on to no larger one: rows are written in place."""
+    return array * mx.array(1, array.dtype)
 
 
 _ARRAYS = cmp_using(eq=lambda a, b: a is b)
@@ -23,7 +29,8 @@ _ARRAYS = cmp_using(eq=lambda a, b: a is b)
 class Windows:
     """Windows that a call closes: of each name rows (windows, rate, width), and (rate, carried) of the window before.
 
-    `first` is the number of the first window, which is that of its entry; `before` is zeros for window 0.
+    `first` is the number of the first window, which is that of its entry; `before` is zeros for window 0. Without a
+    window there are no rows.
     """
 
     first: int
@@ -33,7 +40,7 @@ class Windows:
     @property
     def count(self) -> int:
         """How many windows the call closes."""
-        return int(next(iter(self.rows.values())).shape[0])
+        return int(next(iter(self.rows.values())).shape[0]) if self.rows else 0
 
 
 @define(kw_only=True)
@@ -70,26 +77,33 @@ class CompressedState:
         """The arrays held, for evaluation."""
         return (*self.entries.arrays, *self.open_rows.values(), *self.carried.values())
 
-    def take(self, **rows: mx.array) -> Windows:
-        """Take the rows (L, width) of L tokens, each array of the layout, and return the windows that they close.
+    def take(self, *, first: int = 0, count: int | None = None, **rows: mx.array) -> Windows:
+        """Take the rows of `count` tokens, each array of the layout, and return the windows that they close.
 
+        Arrays are (..., width), flattened; the tokens' rows begin at `first`, and are all that follow unless `count` says.
         Raises: ValueError for other names or shapes; nothing is changed then.
         """
         rate, dtype = self.layout.rate, DTYPES[self.layout.dtype]
-        count = next(iter(rows.values())).shape[0]
-        if {n: r.shape for n, r in rows.items()} != {n: (count, w) for n, w in self.layout.open_rows.items()}:
+        counts = {row.size // max(1, row.shape[-1]) for row in rows.values()}
+        count = max(counts, default=0) - first if count is None else count
+        widths = {name: row.shape[-1] for name, row in rows.items()}
+        if widths != dict(self.layout.open_rows) or len(counts) > 1 or not 0 <= first <= first + count <= max(counts):
             shapes = {name: row.shape for name, row in rows.items()}
             raise ValueError(f"[compressed] rows must be {dict(self.layout.open_rows)} wide but got {shapes}")
         held, closed = self.length % rate, (self.length % rate + count) // rate
         if closed:
-            return self._close({n: r.astype(dtype) for n, r in rows.items()}, held, closed, count)
+            mine = {n: r.reshape(-1, r.shape[-1])[first : first + count].astype(dtype) for n, r in rows.items()}
+            return self._close(mine, held, closed, count)
         for name, row in rows.items():
-            self.open_rows[name][held : held + count] = row.astype(dtype)
-        mx.async_eval(*self.open_rows.values())  # else they would be a chain of updates until the window closes
-        first = self.length // rate
+            if levels.cpu() and dtype == mx.float32:
+                native.store(self.open_rows[name], held, row, first, count)
+            else:
+                flat = row.reshape(-1, row.shape[-1])
+                self.open_rows[name][held : held + count] = flat[first : first + count].astype(dtype)
+                mx.async_eval(self.open_rows[name])  # else it would be a chain of updates until the window closes
+        window = self.length // rate
         self.length += count
-        none = {name: mx.zeros((0, rate, width), dtype) for name, width in self.layout.open_rows.items()}
-        return Windows(first=first, rows=none, before=dict(self.carried))
+        return Windows(first=window, rows={}, before={})
 
     def _close(self, rows: Mapping[str, mx.array], held: int, closed: int, count: int) -> Windows:
         self._keep()
@@ -98,10 +112,10 @@ class CompressedState:
         whole = {name: row[: closed * rate].reshape(closed, rate, -1) for name, row in joined.items()}
         windows = Windows(first=first, rows=whole, before=dict(self.carried))
         self.open_rows = {
-            name: mx.pad(row[closed * rate :], [(0, (closed + 1) * rate - 1 - row.shape[0]), (0, 0)])
+            name: _copy(mx.pad(row[closed * rate :], [(0, (closed + 1) * rate - 1 - row.shape[0]), (0, 0)]))
             for name, row in joined.items()
         }
-        self.carried = {name: mx.contiguous(whole[name][-1, :, :width]) for name, width in self.layout.carried.items()}
+        self.carried = {name: _copy(whole[name][-1, :, :width]) for name, width in self.layout.carried.items()}
         self.length += count
         return windows
 
@@ -115,12 +129,12 @@ class CompressedState:
         return {OPEN + name: a for name, a in open_rows.items()} | {CARRIED + name: a for name, a in carried.items()}
 
     def _adopt(self, arrays: Mapping[str, mx.array]) -> None:
-        self.open_rows = {name: mx.array(arrays[OPEN + name]) for name in self.layout.open_rows}
-        self.carried = {name: mx.array(arrays[CARRIED + name]) for name in self.layout.carried}
+        self.open_rows = {name: _copy(arrays[OPEN + name]) for name in self.layout.open_rows}
+        self.carried = {name: _copy(arrays[CARRIED + name]) for name in self.layout.carried}
 
     def snapshot(self) -> Snapshot:
         """Copy entries, open rows and what is carried."""
-        copies = {name: mx.array(a) for name, a in self._named(self.open_rows, self.carried).items()}
+        copies = {name: _copy(a) for name, a in self._named(self.open_rows, self.carried).items()}
         mx.eval(*copies.values())
         entries = {ENTRIES + name: array for name, array in self.entries.snapshot().arrays.items()}
         return Snapshot(length=self.length, written=self.length, arrays=entries | copies)

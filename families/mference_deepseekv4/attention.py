@@ -12,7 +12,7 @@ from attrs import frozen
 from mference_core import CompositeState, CompressedState, LayerState, RowState, Step, Weights
 from mference_deepseekv4.arch import CSA, RMS_EPS, SLIDING, DeepseekV4Arch
 from mference_deepseekv4.compressor import Compressor, Indexer, compressor, indexer
-from mference_deepseekv4.layout import INDEX, POOL, ROW, WINDOW
+from mference_deepseekv4.layout import INDEX, POOL, ROW, WINDOW, append, held
 from mference_deepseekv4.streams import norm
 from mference_kernels.quant import Matrix, block_linear, linear, linears, split_rows
 from mference_kernels.rope import default_frequencies, turned_heads, yarn_frequencies
@@ -38,6 +38,7 @@ class Attention:
     head_dim: int
     window: int
     rate: int
+    nothing: mx.array
 
     def __call__(self, x: mx.array, states: Sequence[LayerState], step: Step) -> mx.array:
         """Attend x (B, L, H), writing each timeline's real tokens to its state first."""
@@ -65,21 +66,23 @@ class Attention:
 
     def _write(self, row: mx.array, inputs: Sequence[mx.array], state: LayerState, step: Step, b: int) -> Seen:
         """Write the real tokens of timeline b to its state; return what its queries see."""
-        real, start = step.lengths[b], step.offsets[b]
-        window, entries, picks = state, row[b, :0, 0], None
+        real, start, at = step.lengths[b], step.offsets[b], b * row.shape[1]
+        window, entries, picks = state, self.nothing, None
         if self.compressor is not None:
             parts = cast("CompositeState", state).parts
-            window, mine = parts[WINDOW], [part[b, :real] for part in inputs]
-            entries = self.compressor.take(mine[0], mine[1], cast("CompressedState", parts[POOL]))
+            window, pool = parts[WINDOW], cast("CompressedState", parts[POOL])
+            entries = self.compressor.take(inputs[0], inputs[1], pool, first=at, count=real)
             if self.indexer is not None:
-                keys = self.indexer.compressor.take(mine[2], mine[3], cast("CompressedState", parts[INDEX]))
-                at = step.positions[b, :real]
-                picks = self.indexer.pick(mine[5], mine[4], keys, at, start=start, rate=self.rate)
-        held = cast("RowState", window)
-        held.append(**{ROW: row[b, None, :real, 0]})
-        first, rows, ring = held.visible(real)
+                index = cast("CompressedState", parts[INDEX])
+                keys = self.indexer.compressor.take(inputs[2], inputs[3], index, first=at, count=real)
+                if (start + real) // self.rate > self.indexer.top_k:
+                    places = step.positions[b, :real]
+                    picks = self.indexer.pick(inputs[5][b, :real], inputs[4][b, :real], keys, places, start, self.rate)
+        ring_of_rows = cast("RowState", window)
+        append(ring_of_rows, ROW, row, first=at, count=real)
+        first, rows, ring = held(ring_of_rows, real)
         return Seen(
-            rows=rows[ROW][0],
+            rows=rows,
             entries=entries,
             picks=picks,
             length=real,
@@ -112,7 +115,7 @@ def attention(arch: DeepseekV4Arch, weights: Weights, layer: int, prefix: str) -
         q_norm=weights.array(f"{prefix}q_norm.weight"),
         q_up=weights.matrix(f"{prefix}wq_b.weight"),
         row=weights.matrix(f"{prefix}wkv.weight"),
-        row_norm=weights.array(f"{prefix}kv_norm.weight"),
+        row_norm=weights.array(f"{prefix}kv_norm.weight").astype(mx.float32),
         sinks=weights.array(f"{prefix}attn_sink").astype(mx.float32),
         out_down=split_rows(weights.matrix(f"{prefix}wo_a.weight"), arch.ca_o_groups),
         out_up=weights.matrix(f"{prefix}wo_b.weight"),
@@ -123,4 +126,5 @@ def attention(arch: DeepseekV4Arch, weights: Weights, layer: int, prefix: str) -
         head_dim=arch.head_dim,
         window=arch.sliding_window,
         rate=arch.rate(layer),
+        nothing=mx.zeros((0, arch.head_dim)),
     )

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from mference_core import CompressedState, Weights
 from mference_deepseekv4.arch import CSA, RMS_EPS, DeepseekV4Arch
-from mference_deepseekv4.layout import ENTRY, GATES, VALUES
+from mference_deepseekv4.layout import ENTRY, GATES, VALUES, append, held
 from mference_kernels.pooling import pool_windows
 from mference_kernels.quant import Dense, Matrix
 from mference_kernels.rope import turned_heads
@@ -34,16 +34,17 @@ class Compressor:
     frequencies: mx.array
     overlapping: bool
 
-    def take(self, values: mx.array, gates: mx.array, state: CompressedState) -> mx.array:
-        """Take tokens' values and gates (L, width); return all entries (E, D) so far, in the state's dtype."""
-        windows = state.take(**{VALUES: values, GATES: gates})
+    def take(self, values: mx.array, gates: mx.array, state: CompressedState, *, first: int, count: int) -> mx.array:
+        """Take tokens' values and gates, rows `first` and on of (B, L, width); return all entries so far, as `held` does."""
+        windows = state.take(first=first, count=count, **{VALUES: values, GATES: gates})
         if windows.count:
             before = (windows.before[VALUES], windows.before[GATES]) if self.overlapping else None
             pooled = pool_windows(windows.rows[VALUES], windows.rows[GATES], self.offsets, before, windows.first)
-            at = (mx.arange(windows.count, dtype=mx.int32) + windows.first) * state.layout.rate
-            turned = turned_heads(pooled[None], at[None], self.frequencies, heads=1, eps=RMS_EPS, weight=self.norm)
-            state.entries.append(**{ENTRY: turned[:, :, 0]})
-        return state.entries.read(1)[1][ENTRY][0]
+            numbers = range(windows.first, windows.first + windows.count)
+            at = mx.array([[number * state.layout.rate for number in numbers]], dtype=mx.int32)
+            turned = turned_heads(pooled, at, self.frequencies, heads=1, eps=RMS_EPS, weight=self.norm, flat=True)
+            append(state.entries, ENTRY, turned, first=0, count=windows.count)
+        return held(state.entries, 1)[1]
 
 
 def compressor(arch: DeepseekV4Arch, weights: Weights, layer: int, prefix: str, frequencies: mx.array) -> Compressor:
@@ -52,7 +53,7 @@ def compressor(arch: DeepseekV4Arch, weights: Weights, layer: int, prefix: str, 
         values=weights.matrix(f"{prefix}wkv.weight"),
         gates=weights.matrix(f"{prefix}wgate.weight"),
         offsets=plain(weights, f"{prefix}ape"),
-        norm=weights.array(f"{prefix}norm.weight"),
+        norm=weights.array(f"{prefix}norm.weight").astype(mx.float32),
         frequencies=frequencies,
         overlapping=arch.kind(layer) == CSA,
     )
@@ -74,17 +75,16 @@ class Indexer:
     top_k: int
 
     def pick(
-        self, queries: mx.array, weights: mx.array, keys: mx.array, positions: mx.array, *, start: int, rate: int
-    ) -> mx.array | None:
-        """Return the picks (L, top_k) of queries (L, heads * dims) and head weights (L, heads); None: all that is visible.
+        self, queries: mx.array, weights: mx.array, keys: mx.array, positions: mx.array, start: int, rate: int
+    ) -> mx.array:
+        """Return the picks (L, top_k) of queries (L, heads * dims) and head weights (L, heads).
 
-        Head weights are meant over the root of the heads' number, which is a part of the scale. No entry is left out while at most `top_k` are visible, so nothing needs to be scored then.
+        Head weights are meant over the root of the heads' number, which is a part of the scale. While at most `top_k`
+        entries are visible none is left out, and nothing needs to be scored.
         """
-        if (start + queries.shape[0]) // rate <= self.top_k:
-            return None
-        turned = turned_heads(queries[None], positions[None], self.compressor.frequencies, heads=self.heads)[0]
+        turned = turned_heads(queries, positions[None], self.compressor.frequencies, heads=self.heads)
         return pick_entries(
-            turned,
+            turned[0],
             weights,
             keys,
             scale=(self.dims * self.heads) ** -0.5,

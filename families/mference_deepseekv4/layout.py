@@ -5,8 +5,11 @@ window of tokens that is still open: its pooling is a softmax, so they stay floa
 of each row of the last closed one is carried into the next call; an indexer has entries of its own.
 """
 
-from mference_core import Composite, Compressed, KVLayout, Linear, Ring
+import mlx.core as mx
+
+from mference_core import Composite, Compressed, KVLayout, Linear, Ring, RowState
 from mference_deepseekv4.arch import CSA, SLIDING, DeepseekV4Arch
+from mference_kernels.sparse import in_place, store_rows
 
 WINDOW, POOL, INDEX = "window", "pool", "index"
 ROW, ENTRY, VALUES, GATES = "kv", "e", "values", "gates"
@@ -35,3 +38,23 @@ def kv_layout(arch: DeepseekV4Arch, context: int, chunk: int, dtype: str) -> KVL
             parts[INDEX] = _pooled(arch, layer, arch.ca_index_head_dim, dtype)
         layers.append(Composite(parts=parts))
     return KVLayout(layers=tuple(layers), context=context)
+
+
+def append(state: RowState, name: str, rows: mx.array, *, first: int, count: int) -> None:
+    """Add rows `first` and on of `rows` (..., D), flattened, to a state, where it lies if that is possible."""
+    if in_place() and state.layout.dtype == "float32":
+        store_rows(state.extend(count, name, name), rows, first)
+    else:
+        state.append(**{name: rows.reshape(1, -1, rows.shape[-1])[:, first : first + count]})
+
+
+def held(state: RowState, queries: int) -> tuple[int, mx.array, bool]:
+    """Return what the last `queries` tokens see: the first position, rows, and whether these are a ring.
+
+    In place they are the whole memory, (1, capacity, D), in which the row of a position is position mod capacity.
+    """
+    if in_place():
+        first = max(0, state.length - queries - state.layout.window + 1) if isinstance(state.layout, Ring) else 0
+        return first, state.arrays[0], True
+    first, rows, ring = state.visible(queries)
+    return first, next(iter(rows.values()))[0], ring

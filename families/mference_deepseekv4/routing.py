@@ -49,7 +49,9 @@ def router(arch: DeepseekV4Arch, weights: Weights) -> Router:
             ids = top_k(s + biases[layer], arch.top_k_experts)
         chosen = mx.take_along_axis(s, ids, axis=-1)
         share = chosen / (chosen.sum(axis=-1, keepdims=True) + ROUTING_EPS)
-        return Routing(ids=ids, weights=share * arch.routed_scaling_factor)
+        shares = share * arch.routed_scaling_factor
+        mx.async_eval(ids, shares)  # both are asked for at once, one after the other
+        return Routing(ids=ids, weights=shares)
 
     return Router(
         experts=arch.num_experts,

@@ -7,7 +7,31 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mference_kernels import native
+from mference_kernels.native_program import Timeline
 from mference_kernels.sparse import Seen
+
+
+def _rows(array: mx.array) -> tuple[mx.array, int]:
+    """Return rows (S, D) or (1, S, D) in float32, and where they lie."""
+    wide = array if array.dtype == mx.float32 else array.astype(mx.float32)
+    held, at, _ = native.heads(wide if wide.ndim == 3 else wide[None])
+    return held, at
+
+
+def store_rows_cpu(place: Timeline, rows: mx.array, first: int) -> None:
+    """Write rows in place; arguments as `store_rows`."""
+    args, dim = place.args, rows.shape[-1]
+    if place.kept[0].dtype != mx.float32 or place.kept[0].shape[0] != 1 or place.kept[0].shape[2] != dim:
+        raise ValueError(f"[store_rows] rows must be float32 of {place.kept[0].shape} but got {rows.shape}")
+    if (first + args.real) * dim > rows.size:
+        raise ValueError(f"[store_rows] rows must be {first + args.real} but got {rows.shape}")
+    wide, done, size = native.evaluated(rows, mx.float32), 0, 4 * dim
+    at = native.address(wide) + first * size if args.real else 0
+    while done < args.real:
+        row = (args.start + done) % args.capacity
+        count = min(args.real - done, args.capacity - row)
+        ctypes.memmove(args.k + row * size, at + done * size, count * size)
+        done += count
 
 
 def sparse_attention_cpu(
@@ -70,20 +94,20 @@ def _attend(
     """Fill `out` for the queries of one timeline, rows `first` .. of q (..., H, D)."""
     H, D = q.shape[-2:]
     L, rows, entries, picks = seen.length, seen.rows, seen.entries, seen.picks
-    S, end, known = rows.shape[0], seen.query_start + L, (seen.query_start + L) // rate if rate else 0
-    if rows.shape[1:] != (D,) or sinks.shape != (H,):
+    S, end, known = rows.shape[-2], seen.query_start + L, (seen.query_start + L) // rate if rate else 0
+    if rows.shape[-1] != D or sinks.shape != (H,):
         raise ValueError(f"[sparse] rows must be (rows, {D}) and sinks ({H},) but got {rows.shape} and {sinks.shape}")
     if seen.key_start > max(0, seen.query_start - window + 1) or end - seen.key_start > S:
         raise ValueError(f"[sparse] rows must cover positions to {end - 1} but got {S} from {seen.key_start}")
-    if picks is None and entries.shape[0] < known:
-        raise ValueError(f"[sparse] entries must be {known} but got {entries.shape[0]}")
+    if picks is None and entries.shape[-2] < known:
+        raise ValueError(f"[sparse] entries must be {known} but got {entries.shape[-2]}")
     if picks is not None and picks.shape[0] != L:
         raise ValueError(f"[sparse] picks must be of {L} queries but got {picks.shape[0]}")
     if not L * H * D:
         return
     weights = native.evaluated(sinks, mx.float32)
-    held_rows, at_rows, _ = native.heads(rows.astype(mx.float32)[None])
-    pool, at_pool = (entries, None) if not entries.size else native.heads(entries.astype(mx.float32)[None])[:2]
+    held_rows, at_rows = _rows(rows)
+    pool, at_pool = _rows(entries) if entries.size else (entries, None)
     which = None if picks is None or not picks.size else native.evaluated(picks, mx.int32)
     offset = 4 * first * H * D
     args = native.SparseArgs(
@@ -102,14 +126,14 @@ def pick_entries_cpu(
 ) -> mx.array:
     """Pick entries; arguments, shapes and dtypes as `pick_entries_ops`."""
     L, H, D = q.shape
-    E = keys.shape[0]
-    if weights.shape != (L, H) or keys.shape != (E, D) or (query_start + L) // rate > E:
+    E = keys.shape[-2]
+    if weights.shape != (L, H) or keys.shape[-1] != D or (query_start + L) // rate > E:
         raise ValueError(f"[pick] keys must be ({(query_start + L) // rate}, {D}) but got {keys.shape}")
     most = min(top_k, E)
     picks = (ctypes.c_int32 * (L * most))()
     if L * most:
         wide, scores = native.evaluated(q, mx.float32), native.evaluated(weights, mx.float32)
-        pool, at_pool, _ = native.heads(keys.astype(mx.float32)[None])
+        pool, at_pool = _rows(keys)
         args = native.PickingArgs(
             *(native.address(wide), native.address(scores), at_pool, ctypes.addressof(picks)),
             *(L, H, D, E, query_start, rate, most, scale),
@@ -155,8 +179,8 @@ def turned_heads_cpu(
     flat: bool = False,
 ) -> mx.array:
     """Normalise and rotate heads in one call; arguments, shapes and dtypes as `turned_heads_ops`."""
-    B, L = x.shape[:2]
-    dim = math.prod(x.shape[2:]) // heads
+    B, L = positions.shape
+    dim = x.size // max(1, B * L * heads)
     return _turned(x, (B, L, heads, dim), positions, frequencies, back=back, eps=eps, weight=weight, flat=flat)
 
 

@@ -211,6 +211,19 @@ def reshaped(array: mx.array, shape: Sequence[int]) -> mx.array:
     return mx.array(memoryview(buffer).cast("B").cast("f", list(shape)))
 
 
+def store(array: mx.array, row: int, rows: mx.array, first: int, count: int) -> None:
+    """Write rows `first` and on of float32 `rows` (..., D), flattened, into those of `array` (R, D) from `row` on, at once.
+
+    Whatever shares the memory of `array` changes with it.   Raises: ValueError if they do not fit.
+    """
+    R, D = array.shape
+    if array.dtype != mx.float32 or rows.shape[-1] != D or row + count > R or (first + count) * D > rows.size:
+        raise ValueError(f"[store] {count} rows must fit {array.shape} from {row} on but got {rows.shape}")
+    if count * D:
+        wide = evaluated(rows, mx.float32)
+        ctypes.memmove(address(array) + 4 * row * D, address(wide) + 4 * first * D, 4 * count * D)
+
+
 class Output:
     """Memory for a result of `shape`, float32, or int32 if `whole`: fill it at `address`, then take `array()` once.
 

@@ -133,12 +133,12 @@ def turned_heads_ops(
 ) -> mx.array:
     """Cut rows into heads, scale each to unit root mean square where `eps` is given, then by `weight`, and rotate them.
 
-    Shapes: x (B, L, heads * D) or (B, L, heads, D), weight (D,) -> (B, L, heads, D), `flat` (B, L, heads * D); the rest as `trailing_rope_ops`, norms as `rms_norm_ops`.
+    Shapes: x (B, L, heads * D), however its axes are cut, weight (D,) -> (B, L, heads, D), `flat` (B, L, heads * D); the rest as `trailing_rope_ops`, norms as `rms_norm_ops`.
     """
-    made = x.reshape(*x.shape[:2], heads, -1)
+    made = x.reshape(*positions.shape, heads, -1)
     made = made if eps is None else rms_norm_ops(made, weight, eps)
     turned = trailing_rope_ops(made, positions, frequencies, back=back)
-    return turned.reshape(*x.shape[:2], -1) if flat else turned
+    return turned.reshape(*positions.shape, -1) if flat else turned
 
 
 def turned_heads(

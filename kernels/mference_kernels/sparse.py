@@ -11,6 +11,7 @@ from attrs import frozen
 from mference_kernels import levels
 from mference_kernels.attention import SCORE_BYTES
 from mference_kernels.fields import array_field
+from mference_kernels.native_program import Timeline
 from mference_kernels.routing import top_k_ops
 
 
@@ -71,7 +72,10 @@ def sparse_attention_ops(
 
 @frozen(kw_only=True)
 class Seen:
-    """What the queries of one timeline see, as `sparse_attention` takes it; `length` of the batch's queries are real."""
+    """What the queries of one timeline see, as `sparse_attention` takes it; `length` of the batch's queries are real.
+
+    Where `in_place` says yes, rows and entries may be whole memory (1, capacity, D), whatever of it is used.
+    """
 
     rows: mx.array = array_field()
     entries: mx.array = array_field()
@@ -187,3 +191,18 @@ def sparse_attentions(
     from mference_kernels import cpu_sparse  # noqa: PLC0415
 
     return cpu_sparse.sparse_attentions_cpu(q, seen, sinks, scale=scale, window=window, rate=rate)
+
+
+def in_place() -> bool:
+    """Say whether rows are stored and read where they lie: native kernels do."""
+    return levels.cpu() is not None
+
+
+def store_rows(place: Timeline, rows: mx.array, first: int = 0) -> None:
+    """Write rows `first` and on of `rows` (..., D), flattened, into the keys of a timeline, at once.
+
+    Only where `in_place` says yes, for float32 rows of one head.   Raises: ValueError if shapes do not fit.
+    """
+    from mference_kernels import cpu_sparse  # noqa: PLC0415
+
+    cpu_sparse.store_rows_cpu(place, rows, first)

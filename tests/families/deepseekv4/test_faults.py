@@ -31,7 +31,7 @@ def forget_carried(patch: pytest.MonkeyPatch) -> None:
     """Lose the previous window's half between calls: what every public port does."""
     take = CompressedState.take
 
-    def forgetful(self: CompressedState, **rows: mx.array) -> Windows:
+    def forgetful(self: CompressedState, **rows: Any) -> Windows:
         windows = take(self, **rows)
         return attrs.evolve(windows, before={name: mx.zeros_like(row) for name, row in windows.before.items()})
 
@@ -42,7 +42,7 @@ def forget_open_rows(patch: pytest.MonkeyPatch) -> None:
     """Start every call with an empty open window."""
     take = CompressedState.take
 
-    def forgetful(self: CompressedState, **rows: mx.array) -> Windows:
+    def forgetful(self: CompressedState, **rows: Any) -> Windows:
         self.open_rows = {name: mx.zeros_like(row) for name, row in self.open_rows.items()}
         return take(self, **rows)
 
@@ -91,11 +91,11 @@ def turn_otherwise(patch: pytest.MonkeyPatch, turn: Turned) -> None:
     """Let `turn` (x (B, L, heads, D), positions, frequencies, back) take the place of trailing rotary embedding."""
 
     def turned(x: mx.array, at: mx.array, f: mx.array, *, heads: int, **options: Any) -> mx.array:
-        made = x.reshape(*x.shape[:2], heads, -1)
+        made = x.reshape(*at.shape, heads, -1)
         if options.get("eps") is not None:
             made = norms.rms_norm(made, options.get("weight"), options["eps"])
         made = turn(made, at, f, options.get("back", False))
-        return made.reshape(*x.shape[:2], -1) if options.get("flat") else made
+        return made.reshape(*at.shape, -1) if options.get("flat") else made
 
     patch.setattr(attention, "turned_heads", turned)
     patch.setattr(compressor, "turned_heads", turned)
@@ -212,7 +212,7 @@ def scores_without_relu(patch: pytest.MonkeyPatch) -> None:
     def signed(q: mx.array, w: mx.array, k: mx.array, **where: Any) -> mx.array:
         flat = (q * w[..., None]).sum(axis=1, keepdims=True)
         both = mx.concatenate([flat, -flat], axis=1)  # relu(x) - relu(-x) is x
-        return plain(both, mx.broadcast_to(mx.array([1.0, -1.0]), (q.shape[0], 2)), k, **where)
+        return plain(both, mx.broadcast_to(mx.array([1.0, -1.0]), (q.shape[0], 2)), k.reshape(-1, k.shape[-1]), **where)
 
     patch.setattr(compressor, "pick_entries", signed)
 
