@@ -195,3 +195,32 @@ def test_rows_of_other_shapes_are_refused_and_change_nothing() -> None:
     with pytest.raises(ValueError, match=r"\[compressed\] rows must be"):
         state.take(a=mx.zeros((2, WIDTH)), b=mx.zeros((3, 1)))
     assert state.length == 0
+
+
+def test_rows_of_a_batch_are_taken_from_where_they_begin() -> None:
+    """Arrays hold several timelines' rows; what is before `first` and after `count` is someone else's."""
+    state = cast("CompressedState", new_state(pooled(4), 30))
+    column = mx.arange(12, dtype=mx.float32).reshape(2, 6, 1)
+    rows = {"a": mx.broadcast_to(column, (2, 6, WIDTH)), "b": -column}
+    assert state.take(first=6, count=3, **rows).count == 0
+    assert numbers(state.open_rows["a"]) == [6, 7, 8]
+    windows = state.take(first=1, count=2, **rows)
+    assert numbers(windows.rows["a"]) == [6, 7, 8, 1]
+    state.entries.append(e=mx.zeros((1, 1, 1)))
+    assert numbers(state.open_rows["b"][:1]) == [-2]
+    with pytest.raises(ValueError, match=r"\[compressed\] rows must be"):
+        state.take(first=10, count=3, **rows)
+
+
+def test_states_hold_on_to_no_more_than_they_declare() -> None:
+    """Open and carried rows are copies: not views that keep a whole chunk alive, nor shared with a snapshot."""
+    state = cast("CompressedState", new_state(pooled(4), 40))
+    pool(state, list(range(1, 12)), [])
+    saved = state.snapshot()
+    before = {name: array.tolist() for name, array in saved.arrays.items()}
+    pool(state, [50, 51], list(range(1, 12)))
+    pool(state, [60], [*range(1, 12), 50, 51])
+    state.restore(saved)
+    pool(state, [70], list(range(1, 12)))
+    pool(state, [80], [*range(1, 12), 70])
+    assert {name: array.tolist() for name, array in saved.arrays.items()} == before

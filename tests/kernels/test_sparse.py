@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mference_kernels import cpu_sparse, native, sparse
+from mference_kernels.native_program import Timeline
 from mference_kernels.sparse import (
     Seen,
     pick_entries,
@@ -310,3 +311,49 @@ def test_timelines_of_a_batch_are_each_their_own() -> None:
             want = sparse_attention_ops(batch[b, : part.length], rows, entries, sinks, chosen, **where)
             assert mx.allclose(got[b, : part.length], want, rtol=1e-5, atol=1e-5)
             assert not bool(got[b, part.length :].any())
+
+
+@NATIVE
+@pytest.mark.parametrize("start", [0, 5, 9])
+def test_rows_are_stored_where_they_belong(start: int) -> None:
+    """In a ring of ten, across its end, from any row of a larger array; nothing else is touched."""
+    ring, made = normal(1, 10, 3, seed=1), normal(2, 4, 3, seed=2)
+    mx.eval(ring)
+    want = cast("list[list[float]]", ring[0].tolist())
+    flat = numbers(made.reshape(-1, 3))
+    for row in range(4):
+        want[(start + row) % 10] = flat[3 + row]
+    sparse.store_rows(Timeline(ring, ring, start, 4), made, 3)
+    assert numbers(ring[0]) == want
+    with pytest.raises(ValueError, match=r"\[store_rows\] rows must be 9"):
+        sparse.store_rows(Timeline(ring, ring, start, 4), made, 5)
+    with pytest.raises(ValueError, match=r"\[store_rows\] rows must be float32"):
+        sparse.store_rows(Timeline(ring, ring, start, 4), normal(4, 2, seed=3), 0)
+
+
+@NATIVE
+def test_arrays_are_written_at_once() -> None:
+    array, made = mx.zeros((4, 3)), normal(2, 2, 3, seed=2)
+    native.store(array, 1, made, 1, 2)
+    assert numbers(array) == [[0.0] * 3, *numbers(made.reshape(-1, 3))[1:3], [0.0] * 3]
+    for row, first, count in ((3, 0, 2), (0, 3, 2)):
+        with pytest.raises(ValueError, match=r"\[store\]"):
+            native.store(array, row, made, first, count)
+
+
+@NATIVE
+def test_whole_memory_is_read_as_its_used_part_is() -> None:
+    """Capacity beyond what is used, with an axis for heads, changes no bit."""
+    (q, rows, entries, sinks), where = arrays(20, 4, 6, 4, 3, 16, 0)
+    want = cpu_sparse.sparse_attention_cpu(q, rows, entries, sinks, **where)
+    more = mx.concatenate([entries, mx.full((9, 16), mx.nan)])[None]
+    ring = mx.full((40, 16), mx.nan)
+    ring[mx.arange(where["key_start"], 24) % 40] = rows
+    assert mx.array_equal(cpu_sparse.sparse_attention_cpu(q, ring[None], more, sinks, ring=True, **where), want)
+    keys, weights = normal(6, 16, seed=1), normal(4, 3, seed=2)
+    picking: dict[str, Any] = {"scale": 1.0, "query_start": 20, "rate": 4, "top_k": 3}
+    whole = mx.concatenate([keys, mx.full((9, 16), mx.nan)])[None]
+    assert mx.array_equal(
+        cpu_sparse.pick_entries_cpu(q, weights, whole, **picking),
+        cpu_sparse.pick_entries_cpu(q, weights, keys, **picking),
+    )
