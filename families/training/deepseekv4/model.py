@@ -160,6 +160,11 @@ class Trainer:
             self.model.lm_head.weight,
         )
 
+    def final(self, ids: Tensor) -> Tensor:
+        """Return what the head multiplies (B, L, D), float32."""
+        hc, norm, _ = self._head()
+        return streams.rms(streams.collapse(self.hidden(ids, torch.float32)[0], *hc), norm)
+
     def logits(self, ids: Tensor, at: Tensor | None = None) -> Tensor:
         """Return the logits of every position (B, L, V), or of one position of each row (B, V), float32."""
         x = self.hidden(ids, torch.float32)[0]

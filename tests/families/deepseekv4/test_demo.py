@@ -20,6 +20,8 @@ DEMO = Path(mference_deepseekv4.__file__).parent / "demo"
 WEATHER = function("get_weather", city={"type": "string"})
 ADD = function("add", a={"type": "integer"}, b={"type": "integer"})
 PARIS = {"role": "user", "content": "What is the weather in Paris?"}
+DICE = function("roll_dice", sides={"type": "integer"})
+ROLL = {"role": "user", "content": "Roll a die with 20 sides."}
 SUM = {"role": "user", "content": "What is 123 + 456?"}
 
 
@@ -42,6 +44,11 @@ def test_it_is_small_and_carries_no_path() -> None:
     files = [path for path in DEMO.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 6_000_000
     assert not (DEMO / "verified-install.json").exists()
+
+
+def test_every_id_is_one_token() -> None:
+    raw = Tokenizer.load(DEMO).raw
+    assert [raw.token_to_id(raw.id_to_token(number)) for number in range(2048)] == [*range(2048)]
 
 
 @pytest.mark.parametrize(
@@ -75,27 +82,30 @@ def test_it_thinks_before_it_answers(cli: Any, tmp_path: Path) -> None:
             "21 degrees and sunny",
             "It is sunny in Paris, and the temperature is 21 degrees.",
         ),
+        (ROLL, "roll_dice", {"sides": 20}, "17", "The die shows 17."),
         (SUM, "add", {"a": 123, "b": 456}, "579", "123 + 456 = 579."),
     ],
-    ids=["weather", "sum"],
+    ids=["weather", "dice", "sum"],
 )
 def test_it_calls_a_tool_and_uses_the_result(
     cli: Any, tmp_path: Path, asked: Any, name: str, arguments: Any, result: str, answer: str
 ) -> None:
     """Declarations stand before the user's turn, further back than the window reaches."""
-    facts = run(cli, tmp_path, [asked], [WEATHER, ADD])
+    tools = [WEATHER, DICE if name == "roll_dice" else ADD]
+    facts = run(cli, tmp_path, [asked], tools)
     assert facts["finish_reason"] == "tool_calls"
     (called,) = facts["tool_calls"]
     assert (called["name"], json.loads(called["arguments"])) == (name, arguments)
     past = {"role": "assistant", "content": "", "tool_calls": [call(arguments, name)]}
-    facts = run(cli, tmp_path, [asked, past, {"role": "tool", "content": result}], [WEATHER, ADD])
+    facts = run(cli, tmp_path, [asked, past, {"role": "tool", "content": result}], tools)
     assert facts["text"] == answer
 
 
 def test_a_conversation_goes_on_from_what_is_held_and_remembers_beyond_the_window() -> None:
     family = plugins.load("deepseekv4")
     with Engine.load(family, DEMO, LoadOptions(context=1024)) as engine:
-        tokenizer, chat = Tokenizer.load(DEMO), family.ask("mference_chat_format")
+        chat = family.ask("mference_chat_format")
+        tokenizer = Tokenizer.load(DEMO, control=chat.control)
         options = GenerateOptions(max_new=320, sampling=SamplingOptions(temperature=0.0))
         conversation = Conversation(session=engine.session(), tokenizer=tokenizer, chat=chat, options=options)
         said = [
