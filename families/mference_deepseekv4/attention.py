@@ -76,8 +76,10 @@ class Attention:
                 index = cast("CompressedState", parts[INDEX])
                 keys = self.indexer.compressor.take(inputs[2], inputs[3], index, first=at, count=real)
                 if (start + real) // self.rate > self.indexer.top_k:
-                    places = step.positions[b, :real]
-                    picks = self.indexer.pick(inputs[5][b, :real], inputs[4][b, :real], keys, places, start, self.rate)
+                    own = [inputs[5], inputs[4], step.positions]
+                    if own[0].shape[:2] != (1, real):
+                        own = [part[b : b + 1, :real] for part in own]
+                    picks = self.indexer.pick(own[0], own[1], keys, own[2], start, self.rate)
         ring_of_rows = cast("RowState", window)
         append(ring_of_rows, ROW, row, first=at, count=real)
         first, rows, ring = held(ring_of_rows, real)

@@ -77,14 +77,14 @@ class Indexer:
     def pick(
         self, queries: mx.array, weights: mx.array, keys: mx.array, positions: mx.array, start: int, rate: int
     ) -> mx.array:
-        """Return the picks (L, top_k) of queries (L, heads * dims) and head weights (L, heads).
+        """Return the picks (L, top_k) of queries (1, L, heads * dims), head weights (1, L, heads), positions (1, L).
 
         Head weights are meant over the root of the heads' number, which is a part of the scale. While at most `top_k`
         entries are visible none is left out, and nothing needs to be scored.
         """
-        turned = turned_heads(queries, positions[None], self.compressor.frequencies, heads=self.heads)
+        turned = turned_heads(queries, positions, self.compressor.frequencies, heads=self.heads)
         return pick_entries(
-            turned[0],
+            turned,
             weights,
             keys,
             scale=(self.dims * self.heads) ** -0.5,

@@ -64,7 +64,7 @@ def layer_graph(arch: DeepseekV4Arch, weights: Weights, rule: Router) -> LayerGr
 
     def embed(ids: mx.array) -> mx.array:
         x = rows(ids, table).astype(weights.dtype)[:, :, None]
-        return mx.broadcast_to(x, (*ids.shape, arch.hc_mult, arch.hidden_size))
+        return mx.contiguous(mx.broadcast_to(x, (*ids.shape, arch.hc_mult, arch.hidden_size)))
 
     return LayerGraph(
         embed=embed,

@@ -125,9 +125,9 @@ def pick_entries_cpu(
     q: mx.array, weights: mx.array, keys: mx.array, *, scale: float, query_start: int, rate: int, top_k: int
 ) -> mx.array:
     """Pick entries; arguments, shapes and dtypes as `pick_entries_ops`."""
-    L, H, D = q.shape
+    L, H, D = q.shape[-3:]
     E = keys.shape[-2]
-    if weights.shape != (L, H) or keys.shape[-1] != D or (query_start + L) // rate > E:
+    if q.size != L * H * D or weights.size != L * H or keys.shape[-1] != D or (query_start + L) // rate > E:
         raise ValueError(f"[pick] keys must be ({(query_start + L) // rate}, {D}) but got {keys.shape}")
     most = min(top_k, E)
     picks = (ctypes.c_int32 * (L * most))()

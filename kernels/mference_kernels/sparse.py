@@ -119,11 +119,13 @@ def pick_entries_ops(
 ) -> mx.array:
     """Return for each query the `top_k` visible entries of the largest sum over heads of weight * relu(q . key * scale).
 
-    Shapes: q (L, H, D), weights (L, H), keys (E, D) -> (L, min(top_k, E)) int32, ascending, -1 after the last.
+    Shapes: q (L, H, D), weights (L, H), either with a leading 1, keys (E, D) -> (L, min(top_k, E)) int32, ascending, -1
+    after the last.
     Dtypes: any float in; scores in float32. The lower entry wins a tie.
     Units: as `sparse_attention_ops`; at most `top_k` visible entries are all picked.
     """
-    L, H, _ = q.shape
+    L, H, D = q.shape[-3:]
+    q, weights = q.reshape(L, H, D), weights.reshape(L, H)
     E = min(keys.shape[0], (query_start + L) // rate)
     count = min(top_k, keys.shape[0])
     if not E:

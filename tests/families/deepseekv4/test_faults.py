@@ -199,7 +199,7 @@ def newest_entries_instead_of_best(patch: pytest.MonkeyPatch) -> None:
 
     def newest(q: mx.array, w: mx.array, k: mx.array, **where: Any) -> mx.array:
         picks = plain(q, w, k, **where)
-        seen = (mx.arange(q.shape[0])[:, None] + where["query_start"] + 1) // where["rate"]
+        seen = (mx.arange(q.shape[-3])[:, None] + where["query_start"] + 1) // where["rate"]
         last = seen - picks.shape[1] + mx.arange(picks.shape[1])[None]
         return mx.where(seen > picks.shape[1], last, picks).astype(mx.int32)
 
@@ -210,9 +210,10 @@ def scores_without_relu(patch: pytest.MonkeyPatch) -> None:
     plain = sparse.pick_entries_ops
 
     def signed(q: mx.array, w: mx.array, k: mx.array, **where: Any) -> mx.array:
-        flat = (q * w[..., None]).sum(axis=1, keepdims=True)
+        flat = (q * w[..., None]).sum(axis=-2, keepdims=True).reshape(-1, 1, q.shape[-1])
         both = mx.concatenate([flat, -flat], axis=1)  # relu(x) - relu(-x) is x
-        return plain(both, mx.broadcast_to(mx.array([1.0, -1.0]), (q.shape[0], 2)), k.reshape(-1, k.shape[-1]), **where)
+        signs = mx.broadcast_to(mx.array([1.0, -1.0]), (flat.shape[0], 2))
+        return plain(both, signs, k.reshape(-1, k.shape[-1]), **where)
 
     patch.setattr(compressor, "pick_entries", signed)
 
