@@ -58,8 +58,8 @@ class HubClient:
     _lock: Lock = field(factory=Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
-        # HTTP/1.1: its implementation in Python moves several times the bytes per second of HTTP/2's, and a few
-        # connections of long ranges gain nothing from multiplexing. See docs/installing.md for the figures.
+        # HTTP/2 costs more than twice the processor time per byte here, and a few connections of long ranges gain
+        # nothing from multiplexing. See docs/installing.md for the figures.
         self._client = httpx.Client(
             verify=_trust(),
             http2=False,
@@ -109,7 +109,8 @@ class HubClient:
             if stated is not None and not stated.isdigit():
                 raise Failed(error=self._bad(name, f"of size {stated!r}", "a number of bytes"))
             size = None if stated is None else int(stated)
-            tag = strong_tag(headers.get("x-linked-etag") or headers.get("etag"))
+            own = headers.get("etag") if response.is_success else None  # a redirect's is not the file's
+            tag = strong_tag(headers.get("x-linked-etag") or own)
             return RemoteFile(
                 name=name,
                 commit=commit,

@@ -202,7 +202,7 @@ class Handler(BaseHTTPRequestHandler):
         headers |= {
             "X-Linked-Size": str(size),
             "Location": f"{hub.storage}/{name}?signature={hub.signature}",
-            "ETag": '"0123"',
+            "ETag": f'"{"0" * 40}"',
         }
         if hub.digests:
             headers["X-Linked-ETag"] = f'"{digest}"'
