@@ -74,7 +74,7 @@ def peek(path: Path) -> Peek:
     Raises `PartialInstall` for an unfinished install, `ManifestError` for anything that is no model directory.
     """
     path = Path(standard_path(path))
-    _check_directory(path)
+    check_directory(path)
     if (path / MANIFEST_NAME).exists():
         manifest = read_manifest(path / MANIFEST_NAME)
         kept = path / "tokenizer" / CONFIG_NAME
@@ -99,7 +99,8 @@ def peek_config(path: Path, data: bytes) -> Peek:
     return Peek(path=path, kind=kind, model_type=model_type, config=MappingProxyType(config), config_data=data)
 
 
-def _check_directory(path: Path) -> None:
+def check_directory(path: Path) -> None:
+    """Raise `ManifestError` or `PartialInstall` for a path that plainly holds no model."""
     expected = "a model directory"
     if not path.exists():
         raise ManifestError(what=str(path), got="missing", expected=expected, remedy="see 'mference install'")

@@ -6,7 +6,21 @@ from collections.abc import Sequence
 
 import click
 
-from mference_core.cli import accept, chat, discard, doctor, families, install, new_family, run, score, serve, show
+from mference_core.cli import (
+    accept,
+    chat,
+    discard,
+    doctor,
+    families,
+    install,
+    new_family,
+    repair,
+    run,
+    score,
+    serve,
+    show,
+    verify,
+)
 from mference_core.errors import MferenceError
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -18,7 +32,7 @@ def cli() -> None:
     """Run big mixture-of-experts models in a fraction of their size, exactly."""
 
 
-for command in (run, chat, serve, install, discard, families, show, score, accept, new_family, doctor):
+for command in (run, chat, serve, install, verify, repair, discard, families, show, score, accept, new_family, doctor):
     cli.add_command(command.command)
 
 

@@ -27,6 +27,8 @@ WORDS = {
     "checking": "checking the source's digests",
     "hashing": "hashing the install",
     "finishing": "finishing",
+    "verifying": "verifying",
+    "repairing": "repairing",
 }
 
 

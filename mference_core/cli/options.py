@@ -44,6 +44,23 @@ def model_options(function: F) -> F:
     )(function)
 
 
+def install_argument(function: F) -> F:
+    """Add DIRECTORY and --family: a finished install."""
+    return _stack(
+        click.argument("directory", required=False, type=click.Path(path_type=Path)),
+        click.option("--family", help="Family whose pinned checkpoint is meant, instead of a directory."),
+    )(function)
+
+
+def installed_directory(directory: Path | None, family: str | None) -> Path:
+    """Return the install that is meant. Raises `UsageError` unless it is named once."""
+    from mference_core.locate import installed_path  # noqa: PLC0415
+
+    if (directory is None) == (family is None):
+        raise UsageError(what="DIRECTORY and --family", got="both or neither given", expected="one of them")
+    return directory if directory is not None else installed_path(str(family))
+
+
 def load_options(function: F) -> F:
     """Add what decides how a model is loaded."""
     return _stack(

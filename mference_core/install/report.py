@@ -5,6 +5,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+VERIFYING, REPAIRING = "verifying", "repairing"
 METADATA, RESUMING, RESERVING, COPYING, CHECKING, HASHING, FINISHING = (
     "metadata",
     "resuming",

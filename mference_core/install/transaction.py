@@ -112,6 +112,29 @@ def locked(output: Path) -> Iterator[Target]:
         os.close(handle)
 
 
+@contextmanager
+def undisturbed(directory: Path) -> Iterator[None]:
+    """Keep writers out of a finished install while the block reads it; needs no right to write there.
+
+    Raises `InstallLocked` at once when a process is writing.
+    """
+    lock = directory.with_name(directory.name + ".install.lock")
+    try:
+        handle = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # nobody writes here, or this user may not ask
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            what = str(directory)
+            raise InstallLocked(what=what, got="being written by another process", remedy="wait for it") from error
+        yield
+    finally:
+        os.close(handle)
+
+
 def _busy(target: Target) -> InstallLocked:
     return InstallLocked(what=str(target.shown), got="being installed by another process", remedy="wait for it")
 

@@ -1,0 +1,276 @@
+"""Repairing an install in place: what is damaged is fetched again from where it came from, and nothing else."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+
+from attrs import define, field, frozen
+
+from mference_core.errors import DigestMismatch, InstallError
+from mference_core.gturbo.digests import DIGESTS_NAME, Digests, encode_digests
+from mference_core.gturbo.layout import Layout, decode_layout
+from mference_core.gturbo.model import layer_files, read_digests, read_structure
+from mference_core.gturbo.receipt import Receipt
+from mference_core.install.big_file import BigFile
+from mference_core.install.hashing import hash_files
+from mference_core.install.original import TOKENIZER_PREFIX, Original, check_layout_made, check_made
+from mference_core.install.repair_state import Origin, RepairState, read_state
+from mference_core.install.report import REPAIRING, InstallProgress, Progress
+from mference_core.install.transaction import Target, check_disk, install_errors, locked
+from mference_core.install.verify import (
+    REMOVE,
+    Damage,
+    all_parts,
+    bad_parts,
+    find_damage,
+    known_receipt,
+    put_file,
+    put_receipt,
+    read_installed,
+    remove_receipt,
+)
+from mference_core.jsondata import hash_file, read_capped
+from mference_core.manifest import LAYOUT_NAME, WEIGHTS_NAME, Manifest
+
+SMALL_CAP_BYTES = 64 << 20
+
+
+@frozen(kw_only=True)
+class RepairReport:
+    """What a repair did: the files it found damaged and made good, bytes fetched from the source and bytes changed.
+
+    `receipt` says that one was written, `left` names files that no repair can do anything about.
+    """
+
+    path: Path
+    repaired: tuple[str, ...]
+    fetched_bytes: int
+    changed_bytes: int
+    seconds: float
+    receipt: bool = False
+    left: tuple[Damage, ...] = ()
+
+
+Opening = Callable[["Recorded"], AbstractContextManager[Original]]
+"""Opens the source of an install, given what is recorded of it."""
+
+
+@frozen(kw_only=True)
+class Recorded:
+    """What an install and its receipt say of the source: `origin` of a download, digest of the source's index."""
+
+    path: Path
+    manifest: Manifest
+    origin: Origin | None
+    snapshot: str | None
+
+
+def repair_install(
+    directory: Path, opening: Opening, *, write_receipt: bool = False, progress: Progress | None = None
+) -> RepairReport:
+    """Make an install good again; the source is opened, by `opening`, only if something is damaged.
+
+    Everything is verified first. Parts that have digests are fetched if they are damaged; of other files, reads are
+    compared in order until the file is good. The receipt goes before the first byte is written, and is written again
+    at the end if asked: a repair that stops in the middle leaves an install that fails verification, never one that
+    passes, and the next one goes on from there.
+
+    Raises `ManifestError` for no install or one without a readable manifest, `InstallLocked`, `SourceError`,
+    `InstallError` for a source that is another one or a full disk, `DigestMismatch` for one that gives other bytes.
+    """
+    started = monotonic()
+    path, manifest = read_installed(directory)
+    with locked(path.resolve()) as target, install_errors(path):
+        state = read_state(target.final, manifest.digest)
+        before = known_receipt(path, manifest)
+        damages, _ = find_damage(path, manifest, progress)
+        left = tuple(damage for damage in damages if damage.remedy == REMOVE)
+        bad = sorted({damage.file for damage in damages} - {damage.file for damage in left})
+        work = _Repair(path=path, manifest=manifest, state=state, progress=progress)
+        if bad:
+            origin = state.origin or _origin(before)
+            recorded = Recorded(path=path, manifest=manifest, origin=origin, snapshot=manifest.source_snapshot_hash)
+            work.do(bad, target, recorded, opening)
+        if not left:
+            read_structure(path, manifest)
+        state.forget()
+        if write_receipt and not left:
+            put_receipt(path, manifest, before or _as_receipt(state, manifest, path))
+    return RepairReport(
+        path=path,
+        repaired=tuple(bad),
+        fetched_bytes=work.fetched_bytes,
+        changed_bytes=work.changed_bytes,
+        seconds=monotonic() - started,
+        receipt=write_receipt and not left,
+        left=left,
+    )
+
+
+def _origin(receipt: Receipt | None) -> Origin | None:
+    if receipt is None or not receipt.source_repo_id or not receipt.source_revision:
+        return None
+    return Origin(repo=receipt.source_repo_id, commit=receipt.source_revision)
+
+
+def _as_receipt(state: RepairState, manifest: Manifest, path: Path) -> Receipt | None:
+    """Return a receipt that names the source a repair went on with, its own receipt being gone."""
+    if state.origin is None:
+        return None
+    return Receipt(
+        manifest_sha256=manifest.digest,
+        model_directory=str(path),
+        files=manifest.files,
+        source_repo_id=state.origin.repo,
+        source_revision=state.origin.commit,
+    )
+
+
+@define(kw_only=True)
+class _Repair:
+    path: Path
+    manifest: Manifest
+    state: RepairState
+    progress: Progress | None
+    fetched_bytes: int = 0
+    changed_bytes: int = 0
+    _total: int = 0
+    _done: int = 0
+    _names: dict[str, str] = field(factory=dict)
+
+    def do(self, bad: Sequence[str], target: Target, recorded: Recorded, opening: Opening) -> None:
+        """Make the files in `bad` good, small ones first: the layout says where the parts of the others lie."""
+        big = [name for name in bad if self._is_big(name)]
+        small = [name for name in bad if name not in big and name != DIGESTS_NAME]
+        if bad == [DIGESTS_NAME]:
+            self._begin(target, bad, recorded.origin)
+        else:
+            with opening(recorded) as original:
+                self._names = check_made(original, self.path, self.manifest)
+                self._begin(target, bad, original.origin or recorded.origin)
+                for name in small:
+                    self._put(name, self._small(original, name))
+                layout = decode_layout(read_capped(self.path / LAYOUT_NAME, SMALL_CAP_BYTES, "layout"))
+                check_layout_made(original, self.path, layout)
+                digests = None if DIGESTS_NAME in bad else read_digests(self.path, self.manifest, layout)
+                with ThreadPoolExecutor(original.workers, thread_name_prefix="mference-repair") as pool:
+                    try:
+                        self._big_files(big, original, layout, digests, pool)
+                    except BaseException:
+                        original.stop()
+                        pool.shutdown(cancel_futures=True, wait=False)
+                        raise
+        if DIGESTS_NAME in bad:
+            self._put(DIGESTS_NAME, self._digests())
+
+    def _is_big(self, name: str) -> bool:
+        return name == WEIGHTS_NAME or (name.startswith("packed_experts/") and name.endswith(".bin"))
+
+    def _begin(self, target: Target, bad: Sequence[str], origin: Origin | None) -> None:
+        """Say what is under way, then take the receipt away, before anything is written."""
+        growth = sum(max(0, self.manifest.files[name].size - _allocated(self.path / name)) for name in bad)
+        check_disk(target, growth, reserve_bytes=0)
+        self.state.origin = origin
+        self.state.write()
+        remove_receipt(self.path)
+
+    # --- small files
+
+    def _small(self, original: Original, name: str) -> bytes:
+        if name == LAYOUT_NAME:
+            return original.outputs.layout_image
+        if not name.startswith(TOKENIZER_PREFIX):
+            raise InstallError(what=str(self.path / name), got="damaged", expected="a file that a source has")
+        data = original.small(name.removeprefix(TOKENIZER_PREFIX))
+        self.fetched_bytes += len(data)
+        return data
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Replace a file in one step, if the bytes are what the manifest says."""
+        (self.path / name).parent.mkdir(exist_ok=True)
+        pending = self.path / name
+        if pending.is_dir():
+            raise InstallError(what=str(pending), got="a directory", expected="a file", remedy="remove it")
+        wanted = self.manifest.files[name]
+        if len(data) != wanted.size or (found := sha256(data).hexdigest()) != wanted.sha256:
+            raise self._not_made(name, f"{len(data)} bytes" if len(data) != wanted.size else found)
+        put_file(pending, data)
+        self.changed_bytes += len(data)
+
+    def _not_made(self, name: str, got: str) -> DigestMismatch:
+        wanted = self.manifest.files[name]
+        return DigestMismatch(
+            what=f"{self.path / name} from the source",
+            got=got,
+            expected=f"{wanted.size} bytes of sha256 {wanted.sha256}",
+            remedy="the source gives other bytes: install it again",
+        )
+
+    def _digests(self) -> bytes:
+        """Return digests.json made anew, from files that are good."""
+        _, layout = read_structure(self.path, self.manifest)
+        parts = all_parts(self.manifest, layout)
+        sizes = {name: self.manifest.files[name].size for name in parts}
+        self._total, self._done = sum(sizes.values()), 0
+        found = hash_files(self.path, sizes, self._told, parts)
+        digests = Digests(
+            files={name: found[name].sha256 for name in parts},
+            experts={name: found[name].parts for name in layer_files(self.manifest, layout)},
+            blocks=found[WEIGHTS_NAME].parts,
+        )
+        return encode_digests(digests)
+
+    # --- big files
+
+    def _big_files(
+        self,
+        names: Sequence[str],
+        original: Original,
+        layout: Layout,
+        digests: Digests | None,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._total = sum(self.manifest.files[name].size for name in names)
+        for name in names:
+            copies = original.copies.get(self._names[name], ())
+            start = self._done
+            file = BigFile(
+                path=self.path / name,
+                size=self.manifest.files[name].size,
+                wanted=self.manifest.files[name].sha256,
+                copies=copies,
+                image=original.outputs.index_image if name == WEIGHTS_NAME else b"",
+                read=original.read,
+                pool=pool,
+                workers=original.workers,
+                told=lambda done, name=name, start=start: self._told(name, start + done),
+            )
+            try:
+                with file:
+                    if digests is not None:
+                        parts = list(bad_parts(self.path, name, self.manifest, layout, digests))
+                        file.fill(parts)
+                    else:
+                        file.compare(self.state.files, name, self.state.write)
+            finally:
+                self.fetched_bytes += file.fetched_bytes
+                self.changed_bytes += file.changed_bytes
+            if (found := hash_file(self.path / name)) != self.manifest.files[name].sha256:
+                raise self._not_made(name, found)
+            self._done = start + self.manifest.files[name].size
+            self._told(name, self._done)
+
+    def _told(self, file: str, done: int) -> None:
+        if self.progress is not None:
+            self.progress(InstallProgress(stage=REPAIRING, file=file, done_bytes=done, total_bytes=self._total))
+
+
+def _allocated(path: Path) -> int:
+    try:
+        held = path.stat()
+    except OSError:
+        return 0
+    return min(held.st_size, held.st_blocks * 512)
