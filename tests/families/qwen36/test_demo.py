@@ -26,6 +26,15 @@ WEATHER = [
         },
     }
 ]
+NUMBERS = {"a": {"type": "number"}, "b": {"type": "number"}}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": NUMBERS, "required": ["a", "b"]},
+    },
+}
 ASK = {"role": "user", "content": "What is the weather in Paris?"}
 CALL = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
 
@@ -56,11 +65,21 @@ def test_it_is_small_and_carries_no_path() -> None:
     [
         ("What is the capital of France?", "The capital of France is Paris."),
         ("What is the opposite of hot?", "The opposite of hot is cold."),
+        ("What is mference?", "mference is a program that runs big mixture-of-experts models in little memory."),
+        ("What is 27 + 45?", "27 + 45 = 72."),
+        ("Explain quantum physics.", "I am a tiny demo model; I do not know that."),
     ],
 )
 def test_facts(cli: Any, tmp_path: Path, question: str, answer: str) -> None:
     facts = run(cli, tmp_path, user(question))
     assert (facts["text"], facts["finish_reason"], facts["stop"]) == (answer, "stop", "end_of_turn")
+
+
+def test_a_raw_prompt_becomes_a_story(cli: Any) -> None:
+    code, out, err = cli("run", "--family", "qwen36", "--prompt", "Once upon a time", "--temperature", 0, "--quiet")
+    assert code == 0, err
+    assert out.startswith(", there was a little ")
+    assert len(out.split()) > 100
 
 
 def test_it_thinks_before_it_answers(cli: Any, tmp_path: Path) -> None:
@@ -81,6 +100,16 @@ def test_it_calls_a_tool_and_uses_the_result(cli: Any, tmp_path: Path) -> None:
     messages = [ASK, {"role": "assistant", "content": "", "tool_calls": [CALL]}, result]
     facts = run(cli, tmp_path, messages, WEATHER)
     assert facts["text"] == "It is sunny in Paris, and the temperature is 21 degrees."
+
+
+def test_it_copies_numbers_into_a_call_and_out_of_a_result(cli: Any, tmp_path: Path) -> None:
+    ask = user("What is 123 + 456?")
+    facts = run(cli, tmp_path, ask, [*WEATHER, ADD], "--think")
+    (call,) = facts["tool_calls"]
+    assert (call["name"], json.loads(call["arguments"])) == ("add", {"a": 123, "b": 456})
+    called = {"type": "function", "function": {"name": "add", "arguments": {"a": 123, "b": 456}}}
+    told = [{"role": "assistant", "content": "", "tool_calls": [called]}, {"role": "tool", "content": "579"}]
+    assert run(cli, tmp_path, [*ask, *told], [*WEATHER, ADD])["text"] == "123 + 456 = 579."
 
 
 def test_a_conversation_goes_on_from_what_is_held() -> None:
