@@ -20,6 +20,9 @@ from mference_core.stops import StopMatcher
 MAX_WAITING = 8192
 """Deliveries that may wait for a client that does not read; more end its answer."""
 
+GATHER_SECONDS = 0.01
+"""Within these no second event is made of one answer."""
+
 
 @frozen
 class Said:
@@ -58,7 +61,8 @@ class End:
 class Mailbox:
     """Carries deliveries from the scheduler's thread into the event loop, many at a time.
 
-    When more than `limit` wait, what comes is dropped and `overflowed` says so.
+    When more than `limit` wait, what comes is dropped and `overflowed` says so. What comes within `GATHER_SECONDS` of
+    what was taken last waits until these are over: a fast model costs no more than that many events a second.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -68,6 +72,8 @@ class Mailbox:
     _items: deque[tuple[int, Delivery]] = field(init=False, factory=deque)
     _ready: asyncio.Event = field(init=False, factory=asyncio.Event)
     _called: bool = field(init=False, default=False)
+    _taken: float = field(init=False, default=0.0)
+    _clock: asyncio.TimerHandle | None = field(init=False, default=None)
 
     def deliver(self, index: int, delivery: Delivery) -> None:
         """Take a delivery; called on any thread, never blocks."""
@@ -87,20 +93,45 @@ class Mailbox:
         self.gone = True
         self._ready.set()
 
+    def close(self) -> None:
+        """Stop the clock."""
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
     async def take(self, seconds: float) -> list[tuple[int, Delivery]] | None:
         """Return all that waits, nothing when the client is gone, or None after so many seconds of silence."""
         if not self._items and not self.gone:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._ready.wait()
-            except TimeoutError:
-                return None
+            if self._clock is None:
+                self._wake_after(seconds)
+            await self._ready.wait()
+        early = self._taken + GATHER_SECONDS - self.loop.time()
+        if early > 0 and self._items and not self.gone:
+            await asyncio.sleep(early)
         self._ready.clear()
         self._called = False
         taken = []
         while self._items:
             taken.append(self._items.popleft())
-        return taken
+        now = self.loop.time()
+        silent = not taken and not self.gone and now - self._taken >= seconds
+        if taken or silent:
+            self._taken = now
+        return None if silent else taken
+
+    def _wake_after(self, seconds: float) -> None:
+        """Wake the reader after so many seconds in which nothing was taken; one clock serves many takes."""
+
+        def look() -> None:
+            left = self._taken + seconds - self.loop.time()
+            if left > 0:
+                self._clock = self.loop.call_later(left, look)
+            else:
+                self._clock = None
+                self._ready.set()
+
+        self._taken = self._taken or self.loop.time()
+        self._clock = self.loop.call_later(max(0.0, self._taken + seconds - self.loop.time()), look)
 
 
 @define(kw_only=True, eq=False)

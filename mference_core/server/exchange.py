@@ -167,6 +167,7 @@ class Told:
             yield
         finally:
             self.answers.cancel()
+            self.answers.mailbox.close()
             self.state.running.discard(self.answers)
             self.place.close()
             watch.cancel()

@@ -11,9 +11,12 @@ DONE = b"data: [DONE]\n\n"
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def encode(value: Any, event: str | None = None) -> bytes:
     """Return one event whose data is compact JSON, on one line whatever the text holds."""
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    data = _compact(value)
     head = f"event: {event}\n" if event is not None else ""
     return f"{head}data: {data}\n\n".encode()
 
