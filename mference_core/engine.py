@@ -25,6 +25,7 @@ from mference_core.graph import LayerGraph, Routing
 from mference_core.kv import KVLayout, stored_as
 from mference_core.placement import ROLES
 from mference_core.plugins import LoadedFamily
+from mference_core.reachable import arrays_of
 from mference_core.routed import LayerExperts
 from mference_core.session import Session
 from mference_core.state import DTYPES
@@ -201,6 +202,7 @@ class Engine:
         reader, files = ExpertReader(), MappedFiles()
         try:
             experts = _experts(checkpoint, graph, reader, files, plan, weights.product_dtype)
+            mx.eval(list(arrays_of((graph, experts))))  # else it could only be used on this thread
             experts = looking_ahead(experts, router, options.lookahead)
         except BaseException:
             reader.close()

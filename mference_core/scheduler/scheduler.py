@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Condition, Thread, current_thread
 from typing import Self
 
-import mlx.core as mx
 from attrs import define, field, frozen
 from attrs.validators import ge, gt
 
@@ -73,9 +72,6 @@ class Load:
 class Scheduler:
     """Serves many requests on one model; its thread is the only one that uses `engine` from now on.
 
-    An array that is not computed yet can only be computed on the thread it was written on, so an engine is best loaded
-    by `loading`; one that was loaded here takes a token here first, so that nothing is left to compute.
-
     Tokens of all running requests are made together, one call a step. Prompts are taken by pieces between such steps:
     while both are wanted each has half of the time. A request's answer is what it would be alone, to the bit where the
     backend's products do not depend on the number of rows.
@@ -101,7 +97,6 @@ class Scheduler:
             end=lambda task, error: self._end(task, error=error),
         )
         if self._thread is None:
-            mx.eval(self.engine.session().prefill([0]))
             self._thread = Thread(target=self._run, name=THREAD, daemon=True)
             self._thread.start()
 
