@@ -56,7 +56,7 @@ def stream(port: int, fields: dict[str, Any], seen: list[dict[str, float]]) -> N
         seen.append(
             {
                 "first_token_ms": 1000 * (first - started),
-                "seconds": last - first,
+                "seconds": (last - first) or (last - started),
                 "tokens": usage["completion_tokens"],
             }
         )
