@@ -130,7 +130,8 @@ class Scheduler:
         with self._changed:
             if self._closing:
                 raise Busy(what="the scheduler", got="closing", remedy="ask another server")
-            if len(self._waiting) >= self.options.max_waiting and (self._waiting or self._work.tasks()):
+            free = max(0, self.options.max_active - len(self._work.tasks()))
+            if len(self._waiting) >= self.options.max_waiting + free:
                 raise self._busy()
             self._waiting.append(task)
             self._changed.notify_all()

@@ -333,13 +333,15 @@ def test_the_queue_is_bounded(engine: Engine) -> None:
         third_ready.join()
 
 
-def test_an_empty_queue_of_no_places_still_serves(engine: Engine) -> None:
-    with Scheduler(engine=engine, options=SchedulerOptions(max_active=1, max_waiting=0)) as scheduler:
+def test_a_queue_of_no_places_serves_as_many_as_run_at_once(engine: Engine) -> None:
+    with Scheduler(engine=engine, options=SchedulerOptions(max_active=2, max_waiting=0)) as scheduler:
         held = Held(scheduler, request(5))
+        other = Asked.of(scheduler, request(5, 1))
         with pytest.raises(Busy):
             scheduler.submit(request(), print)
         held.free.set()
         assert held.asked.outcome().reason == "max_tokens"
+        assert other.outcome().reason == "max_tokens"
 
 
 def test_deadlines_count_from_submission(engine: Engine) -> None:
