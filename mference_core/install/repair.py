@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -246,7 +247,7 @@ class _Repair:
                 read=original.read,
                 pool=pool,
                 workers=original.workers,
-                told=lambda done, name=name, start=start: self._told(name, start + done),
+                told=partial(self._told_of, name, start),
             )
             try:
                 with file:
@@ -262,6 +263,9 @@ class _Repair:
                 raise self._not_made(name, found)
             self._done = start + self.manifest.files[name].size
             self._told(name, self._done)
+
+    def _told_of(self, file: str, start: int, done: int) -> None:
+        self._told(file, start + done)
 
     def _told(self, file: str, done: int) -> None:
         if self.progress is not None:

@@ -256,7 +256,7 @@ def bad_parts(path: Path, name: str, manifest: Manifest, layout: Layout, digests
     """Yield the parts of a file that are not as digests.json has them; a file that is too short lacks its last ones."""
     layer = layer_files(manifest, layout).get(name)
     if layer is None:
-        pieces = [(span,) for span in block_spans(manifest.files[name].size, digests.block_bytes)]
+        pieces: list[Spans] = [(span,) for span in block_spans(manifest.files[name].size, digests.block_bytes)]
         wanted, label = digests.blocks, "block"
     else:
         pieces = [tuple(expert_spans(layout.layers[layer], e)) for e in range(layout.experts_per_layer)]
