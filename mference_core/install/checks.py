@@ -1,8 +1,8 @@
 """Digests of whole files, taken while the rest still downloads: of outputs, and of the source they came from."""
 
 import json
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from itertools import groupby
 from threading import RLock
 from typing import Any
@@ -17,6 +17,7 @@ from mference_core.install.ranges import RangePlan, RangeRequest
 from mference_core.install.saved import replace_file
 from mference_core.jsondata import parse_object, read_capped
 
+_TELL_SECONDS = 0.5
 MARKS_NAME, MARKS_CAP_BYTES = "checked.json", 1 << 20
 
 
@@ -101,8 +102,18 @@ class Checks:
 
     # --- answers
 
-    def wrong_sources(self) -> dict[str, str]:
-        """Wait for all source files; return those unlike the hub's digest, with the one found."""
+    def wrong_sources(self, tell: Callable[[int, int], None]) -> dict[str, str]:
+        """Wait for all source files; return those unlike the hub's digest, with the one found.
+
+        `tell` is called now and then with bytes hashed and bytes in all.
+        """
+        total = sum(self.files[shard].size or 0 for shard in self._sources)
+        running = {source.found for source in self._sources.values()}
+        while running:
+            tell(sum(source.at for source in self._sources.values()), total)
+            running = wait(running, _TELL_SECONDS, FIRST_EXCEPTION).not_done
+            if any(source.found.done() and source.found.exception() for source in self._sources.values()):
+                break
         found = {shard: source.found.result() for shard, source in sorted(self._sources.items())}
         return {shard: digest for shard, digest in found.items() if digest is not None}
 

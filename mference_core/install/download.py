@@ -178,8 +178,7 @@ class Download:
                     received=self._received,
                 )
                 transfer.run(missing)
-            self._stage(CHECKING)
-            wrong = self.checks.wrong_sources()
+            wrong = self.checks.wrong_sources(lambda done, total: self._stage(CHECKING, done, total))
             if not wrong:
                 return
             self._drop(wrong)
