@@ -22,7 +22,20 @@ SOURCES = {
 FAMILIES = sorted(set(SOURCES) - {CORE, KERNELS, GATE})
 
 LIBRARIES = {
-    CORE: {"attrs", "mlx", "pluggy", "platformdirs", "tokenizers", "click", "rich", "jinja2", "httpx", "starlette", "uvicorn"},
+    CORE: {
+        "attrs",
+        "click",
+        "httpx",
+        "jinja2",
+        "llguidance",
+        "mlx",
+        "platformdirs",
+        "pluggy",
+        "rich",
+        "starlette",
+        "tokenizers",
+        "uvicorn",
+    },
     KERNELS: {"mlx", "attrs"},
     GATE: {"mlx", "attrs", "pytest"},
 }
@@ -31,6 +44,7 @@ ONLY_IN = {
     "rich": ("cli",),
     "jinja2": ("chat",),
     "httpx": ("install",),
+    "llguidance": ("grammar",),
     "starlette": ("server",),
     "uvicorn": ("server",),
     "tokenizers": ("tokens.py",),

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 from attrs import define, field, frozen
 from starlette.requests import Request as HttpRequest
@@ -22,6 +22,7 @@ from mference_core.server.served import Prepared, Served
 from mference_core.server.shelf import Shelf
 
 PING_SECONDS = 5.0
+T = TypeVar("T")
 
 
 @frozen(kw_only=True)
@@ -125,6 +126,29 @@ async def submit(served: Served, prepared: Prepared) -> Answers:
         raise api_error(error) from error
 
 
+async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Do what may take long while the client is there; nothing but its leaving is received any more.
+
+    Raises `Gone`, the work cancelled, when it leaves.
+    """
+    doing, watching = asyncio.create_task(work), asyncio.create_task(left(receive))
+    try:
+        await asyncio.wait((doing, watching), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise Gone
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)
+
+
+async def left(receive: Receive) -> None:
+    """Wait until the client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def respond(http: HttpRequest, state: State, dialect: Dialect) -> Response:
     """Answer one request for text. Raises `ApiError` and `Gone` before anything is sent."""
     place = contextlib.ExitStack()
@@ -133,13 +157,17 @@ async def respond(http: HttpRequest, state: State, dialect: Dialect) -> Response
         place.enter_context(state.admitted())
         body = await read_json(http)
         wanted = dialect.read(body)
-        lease = await state.shelf.take(wanted.ask.model)
-        place.callback(lease.give_back)
-        prepared = await asyncio.to_thread(lease.served.prepare, wanted.ask)
-        answers = await submit(lease.served, prepared)
+
+        async def prepare() -> tuple[Served, Prepared]:
+            lease = await state.shelf.take(wanted.ask.model)
+            place.callback(lease.give_back)
+            return lease.served, await asyncio.to_thread(lease.served.prepare, wanted.ask)
+
+        served, prepared = await attended(http.receive, prepare())
+        answers = await submit(served, prepared)
         until_told.pop_all()  # from here on `Told` gives the place back
     headers = {"mference-without-effect": ", ".join(wanted.inert)} if wanted.inert else {}
-    writer = dialect.writer(wanted, prepared, answers.tracks, lease.served)
+    writer = dialect.writer(wanted, prepared, answers.tracks, served)
     told = Told(state=state, answers=answers, writer=writer, place=place, name=dialect.name, headers=headers)
     http.scope["mference.told"] = told
     return EventStream(told) if wanted.stream else await told.whole(http.receive)
@@ -174,8 +202,7 @@ class Told:
             self.state.metrics.told(self.name, self.answers.tracks, self._started, self._first)
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await left(receive)
         self.answers.mailbox.leave()
         self.answers.cancel()
 

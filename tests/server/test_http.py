@@ -16,7 +16,9 @@ from mference_core.errors import Busy, NumericError, RequestError, StreamError
 from mference_core.scheduler.request import Delivery, Request, Sampled
 from mference_core.server import bodies, exchange
 from mference_core.server.protocol import PatientProtocol
+from mference_core.server.requests import Ask
 from mference_core.server.safety import Policy
+from mference_core.server.served import Prepared, Served
 from mference_core.testing.scripted import Scripted, outcome, serving_script
 from mference_core.testing.serving import Running
 
@@ -479,6 +481,37 @@ def test_every_kind_of_piece_reaches_every_client() -> None:
         items = client.post("/v1/responses", json=POSTS["/v1/responses"]).json()["output"]
         assert [item["type"] for item in items] == ["reasoning", "message", "function_call"]
         assert client.post("/v1/completions", json=POSTS["/v1/completions"]).json()["choices"][0]["text"] == "Yes."
+
+
+@pytest.mark.parametrize("path", list(POSTS))
+def test_a_request_past_its_deadline_is_told_so(path: str) -> None:
+    def late(_: Request) -> Iterable[Delivery]:
+        return [Sampled(1), Text("He"), outcome("deadline")]
+
+    with serving_script(late, "gemma4") as (running, _), httpx.Client(base_url=running.url) as client:
+        assert client.post(path, json=POSTS[path]).status_code == 504
+        assert "deadline" in client.post(path, json=POSTS[path] | {"stream": True}).text
+
+
+def test_a_client_that_leaves_while_its_request_is_prepared_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, go = threading.Event(), threading.Event()
+    prepare = Served.prepare
+
+    def slow(served: Served, ask: Ask) -> Prepared:
+        began.set()
+        go.wait(10)
+        return prepare(served, ask)
+
+    monkeypatch.setattr(Served, "prepare", slow)
+    with serving_script(short, "gemma4") as (running, scripted):
+        with wire(running) as raw:
+            ask_raw(raw, CHAT)
+            assert began.wait(5)
+        until(lambda: running.state.active == 0)
+        go.set()
+        assert not scripted.played
 
 
 def test_a_scheduler_that_is_closed_refuses(plain: Running) -> None:

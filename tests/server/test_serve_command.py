@@ -48,10 +48,25 @@ def test_it_serves_and_ends_on_a_signal(data_dir: Path, number: signal.Signals) 
 
 
 def test_a_token_from_the_environment_is_asked_for(data_dir: Path) -> None:
-    with serve(data_dir, "--bind", "0.0.0.0", MFERENCE_TOKEN="correct-horse") as (_, url):  # noqa: S104
-        url = url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
-        assert httpx.get(f"{url}/v1/models").status_code == 401
-        assert httpx.get(f"{url}/v1/models", headers={"x-api-key": "correct-horse"}).status_code == 200
+    token = "correct-horse"  # noqa: S105  a test's own
+    with serve(data_dir, "--bind", "0.0.0.0", MFERENCE_TOKEN=token) as (_, url):  # noqa: S104
+        models = f"{url}/v1/models".replace("0.0.0.0", "127.0.0.1")  # noqa: S104
+        assert httpx.get(models).status_code == 401
+        assert httpx.get(models, headers={"x-api-key": token}).status_code == 200
+
+
+def test_what_was_read_is_kept_on_disk(data_dir: Path) -> None:
+    """A second server goes on from what the first computed."""
+    prompt = "Once upon a time there was a fox. " * 20
+    ask = {"model": "gemma4-demo", "prompt": prompt, "max_tokens": 2}
+    cached = []
+    for _ in range(2):
+        with serve(data_dir, "--prefix-cache", "64MiB", "--prefix-cache-disk", "64MiB") as (process, url):
+            answer = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)
+    assert cached[0] == 0 < cached[1]
 
 
 def test_a_port_in_use_is_said_in_one_line(cli: Cli) -> None:
@@ -75,6 +90,8 @@ def test_a_port_in_use_is_said_in_one_line(cli: Cli) -> None:
         (("--family", "gemma4", "--max-active", "0"), 2, "--max-active is 0"),
         (("--family", "gemma4", "--deadline", "-1"), 2, "--deadline"),
         (("--family", "gemma4", "--top-p", "2"), 2, "top_p is 2"),
+        (("--family", "gemma4", "--prefix-cache", "much"), 2, "'much'"),
+        (("--family", "gemma4", "--prefix-cache", "0", "--prefix-cache-disk", "1GiB"), 2, "--prefix-cache-disk"),
         (("--family", "gemma4", "--model-id", " "), 2, "--model-id"),
         (("--model", "/nowhere"), 1, "/nowhere"),
     ],
