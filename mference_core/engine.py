@@ -18,8 +18,9 @@ from mference_core.errors import NumericError, RequestError, UsageError
 from mference_core.experts.mapped_files import MappedFiles
 from mference_core.experts.mapping import MappedExperts
 from mference_core.experts.plan import MemoryPlan, Requested, plan_memory
-from mference_core.experts.pool import ExpertPool, ResidentExperts
+from mference_core.experts.pool import ExpertPool
 from mference_core.experts.reader import ExpertReader
+from mference_core.experts.residents import ResidentExperts
 from mference_core.experts.stats import ExpertStats
 from mference_core.graph import LayerGraph, Routing
 from mference_core.kv import KVLayout, stored_as

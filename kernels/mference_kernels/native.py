@@ -71,7 +71,7 @@ class PickingArgs(ctypes.Structure):
 
 
 class PoolingArgs(ctypes.Structure):
-    """`mf_pooling` of native/sparse.c."""
+    """`mf_pooling` of native/pooling.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("values", "gates", "offsets", "before_values", "before_gates", "out")),
@@ -80,7 +80,7 @@ class PoolingArgs(ctypes.Structure):
 
 
 class TurningArgs(ctypes.Structure):
-    """`mf_turning` of native/sparse.c."""
+    """`mf_turning` of native/pooling.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "positions", "frequencies", "weight", "y")),

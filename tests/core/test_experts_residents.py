@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from mference_core.errors import StreamError
-from mference_core.experts import pool as module
-from mference_core.experts.pool import ExpertSource, ResidentExperts
+from mference_core.experts import residents as module
+from mference_core.experts.pool import ExpertSource
 from mference_core.experts.reader import ExpertReader
+from mference_core.experts.residents import ResidentExperts
 from mference_core.experts.slab import Staging
 from mference_core.tensors import ExpertLayer, ExpertPart, Extent, Span
 

@@ -12,8 +12,8 @@ from mference_core.errors import UsageError
 from mference_core.experts.mapped_files import MappedFiles
 from mference_core.experts.mapping import MappedExperts
 from mference_core.experts.plan import MemoryPlan, Requested, plan_memory
-from mference_core.experts.pool import ResidentExperts
 from mference_core.experts.reader import ExpertReader
+from mference_core.experts.residents import ResidentExperts
 from mference_core.routed import LayerExperts
 from mference_core.testing.toys import toy_arch, toy_contract, toy_plan, write_toy
 from mference_kernels import cpu, levels
