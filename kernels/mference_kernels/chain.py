@@ -81,7 +81,7 @@ class Chain:
         lead, rows = x.shape[:-1], prod(x.shape[:-1])
         self._room(rows)
         held, where = native.evaluated(x, mx.float32), native.evaluated(positions, mx.int32)
-        ctypes.memmove(self._arrays[0], native.address(held), 4 * rows * self.width)
+        ctypes.memmove(self._at(0), native.address(held), 4 * rows * self.width)
         lines = [_together(of_layer) for of_layer in timelines[first:]]
         for index, line in enumerate(lines, start=first):
             self._layers[index].timelines = ctypes.addressof(line)
@@ -97,9 +97,13 @@ class Chain:
         native.check(code, "chain")
         return first + done.value, [self._array(0, (*lead, self.width))]
 
+    def _at(self, index: int) -> int:
+        """Return where a buffer lies now; those of rows change places."""
+        return self._arrays[index] or 0
+
     def _array(self, index: int, shape: Sequence[int]) -> mx.array:
         """Copy a buffer, as it lies now, into an array."""
-        buffer = (ctypes.c_float * prod(shape)).from_address(self._arrays[index])
+        buffer = (ctypes.c_float * prod(shape)).from_address(self._at(index))
         whole = index > 0 and self.outputs[index - 1][1]
         return mx.array(memoryview(buffer).cast("B").cast("i" if whole else "f", list(shape)))  # type: ignore[arg-type]
 

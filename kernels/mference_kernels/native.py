@@ -208,7 +208,8 @@ def reshaped(array: mx.array, shape: Sequence[int]) -> mx.array:
     if array.nbytes > Output.SMALL_BYTES or array.dtype != mx.float32 or mx.default_device() != mx.Device(mx.cpu):
         return array.reshape(shape)
     buffer: Any = evaluated(array)
-    return mx.array(memoryview(buffer).cast("B").cast("f", list(shape)))
+    view: Any = memoryview(buffer).cast("B").cast("f", list(shape))
+    return mx.array(view)
 
 
 def store(array: mx.array, row: int, rows: mx.array, first: int, count: int) -> None:

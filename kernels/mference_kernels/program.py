@@ -8,6 +8,7 @@ the kernel of the same name, called on its own; docs/numerics.md is their contra
 import ctypes
 from collections.abc import Callable, Sequence
 from math import prod
+from types import ModuleType
 
 import mlx.core as mx
 from attrs import define, field, frozen
@@ -250,6 +251,7 @@ class Program:
         a timeline's own come out undefined. `positions` (B, L) int32 turn heads. Raises: ValueError if shapes do not fit.
         """
         lead = inputs[0].shape[:-1]
+        assert self.args is not None, "asked to run, though it said no"
         if tuple(x.shape for x in inputs) != tuple((*lead, width) for width in self.inputs):
             raise ValueError(f"[program] inputs must be {self.inputs} wide but got {[x.shape for x in inputs]}")
         if self.attends and (len(lead) != 2 or len(timelines) != lead[0]):
@@ -281,7 +283,8 @@ def compiled(write: Callable[[Builder], Sequence[Register]]) -> Program:
         return Program()
 
 
-def _fast():  # type: ignore[no-untyped-def]  # noqa: ANN202 (a module, and `levels` says which)
+def _fast() -> ModuleType:
+    """Return the fast paths that a program is written for."""
     fast = levels.cpu()
     if fast is None:
         raise Unknown("no native kernels here")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import RLock
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -183,7 +183,8 @@ class ExpertPool:
     def _changed(self) -> None:
         """Take note that slots have changed hands."""
         self._map = None
-        self._slots_in_memory[:] = self.table.slot_of
+        held: Any = self._slots_in_memory
+        held[:] = self.table.slot_of
 
     @property
     def stats(self) -> ExpertStats:
