@@ -32,6 +32,7 @@ from mference_core.install.verify import (
     put_receipt,
     read_installed,
     remove_receipt,
+    sweep,
 )
 from mference_core.jsondata import hash_file, read_capped
 from mference_core.manifest import LAYOUT_NAME, WEIGHTS_NAME, Manifest
@@ -85,6 +86,7 @@ def repair_install(
     started = monotonic()
     path, manifest = read_installed(directory)
     with locked(path.resolve()) as target, install_errors(path):
+        sweep(path, manifest)
         state = read_state(target.final, manifest.digest)
         before = known_receipt(path, manifest)
         damages, _ = find_damage(path, manifest, progress)

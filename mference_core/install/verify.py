@@ -119,6 +119,8 @@ def verify_install(
     path, manifest = read_installed(directory)
     writing = write_receipt or expert_digests
     with _held(path, writing=writing):
+        if writing:
+            sweep(path, manifest)
         before = known_receipt(path, manifest)
         adding = expert_digests and DIGESTS_NAME not in manifest.files
         layout = _layout_if_good(path) if adding else None
@@ -336,9 +338,19 @@ def add_digests(path: Path, manifest: Manifest, digests: Digests) -> Manifest:
     return read_manifest(listed)
 
 
+def sweep(path: Path, manifest: Manifest) -> None:
+    """Remove what a kill left of files that were being replaced."""
+    for name in (*manifest.files, MANIFEST_NAME, RECEIPT_NAME):
+        _pending(path / name).unlink(missing_ok=True)
+
+
+def _pending(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
 def put_file(path: Path, data: bytes) -> None:
     """Replace a file of an install in one step, durable when this returns; what a kill leaves is no file of it."""
-    pending = path.with_name(f".{path.name}.tmp")
+    pending = _pending(path)
     pending.unlink(missing_ok=True)
     write_small(pending, data)
     pending.rename(path)

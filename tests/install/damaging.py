@@ -1,7 +1,7 @@
 """Ways to damage an install that the tests of verifying and repairing share."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from mference_core.install.original import Original, hub_original
@@ -31,7 +31,7 @@ def tree(path: Path) -> dict[str, bytes]:
     return {item.relative_to(path).as_posix(): item.read_bytes() for item in files}
 
 
-def from_hub(hub: FakeHub) -> "Callable[[Recorded], contextmanager[Original]]":  # type: ignore[type-arg]
+def from_hub(hub: FakeHub) -> "Callable[[Recorded], AbstractContextManager[Original]]":
     """Return what opens the recorded source on a fake hub."""
 
     @contextmanager
