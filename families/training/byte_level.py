@@ -1,7 +1,7 @@
 """Train a byte-level BPE tokenizer with a family's own marks.
 
-Every byte has a token, words carry their leading space, digits stand alone; nothing is added at either end. The marks
-take the first ids, so that every id means something.
+Every byte has a token, words carry their leading space, digits stand alone; nothing is added at either end. Special marks
+take the first ids, others the last and are no words of the model, as in published files; every id means something.
 """
 
 import argparse
@@ -17,7 +17,7 @@ PIECES = r" ?[^\W\d_]+|\d| ?[^\w\s]|_|\n|\s"
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """A family's vocabulary: `special` marks are hidden when decoding, `added` ones are not; both come first, in order."""
+    """A family's vocabulary: `special` marks are hidden when decoding, `added` ones are not."""
 
     size: int
     special: tuple[str, ...]
@@ -28,7 +28,7 @@ class Scheme:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks, as their ids go."""
+        """All marks."""
         return self.special + self.added
 
 
@@ -53,19 +53,16 @@ def train(scheme: Scheme, corpus: Path, limit: int) -> Tokenizer:
         ]
     )
     learner.decoder = decoders.ByteLevel()
-    marks = [AddedToken(mark, special=mark in scheme.special, normalized=False) for mark in scheme.marks]
     trainer = trainers.BpeTrainer(
-        vocab_size=scheme.size,
+        vocab_size=scheme.size - len(scheme.added),
         min_frequency=1,
-        special_tokens=marks,
+        special_tokens=[AddedToken(mark, special=True, normalized=False) for mark in scheme.special],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     learner.train_from_iterator(_texts(scheme, corpus, limit), trainer)
-    value = json.loads(learner.to_str())
-    for added in value["added_tokens"]:
-        added["special"] = added["content"] in scheme.special
-    return Tokenizer.from_str(json.dumps(value))
+    learner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in scheme.added])
+    return learner
 
 
 def main(scheme: Scheme) -> None:
