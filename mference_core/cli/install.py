@@ -13,7 +13,7 @@ from mference_core import plugins
 from mference_core.checkpoint import Peek, peek
 from mference_core.cli.install_progress import Watcher, emit, watcher
 from mference_core.cli.options import notice
-from mference_core.errors import MferenceError, UsageError
+from mference_core.errors import DigestMismatch, MferenceError, UsageError
 from mference_core.experts.plan import format_bytes
 from mference_core.locate import check_reads, installed_path
 from mference_core.plugins import LoadedFamily
@@ -102,6 +102,7 @@ def wanted(
 @click.option(
     "--connections", type=click.IntRange(1, 32), default=4, show_default=True, help="Ranges downloaded at a time."
 )
+@click.option("--expert-digests", is_flag=True, help="Then verify it, and add digests of each expert.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON event per line.")
 def command(
     family: str | None,
@@ -113,6 +114,7 @@ def command(
     overwrite: bool,
     plan_only: bool,
     connections: int,
+    expert_digests: bool,
     as_json: bool,
 ) -> None:
     """Install a checkpoint, values byte for byte: the one a family pins, another of the hub, or one that is here.
@@ -129,6 +131,8 @@ def command(
     watch = watcher(as_json=as_json)
     with _told(what, watch):
         report = _local(what, watch, overwrite) if what.source else _remote(what, watch, overwrite, connections)
+    if expert_digests:
+        _add_digests(what.output, watch)
     values = {**asdict(report), "path": str(report.path), "family": what.loaded[0].family.name}
     if as_json:
         emit("installed", **values)
@@ -173,6 +177,19 @@ def _remote(what: Wanted, watch: Watcher, overwrite: bool, connections: int) -> 
             progress=watch,
             index_sha256=what.index_sha256,
         )
+
+
+def _add_digests(output: Path, watch: Watcher) -> None:
+    """Read the install back, once it is there, and add digests of its parts; raises `DigestMismatch`."""
+    from mference_core.install.verify import verify_install  # noqa: PLC0415
+
+    with watch.context():
+        report = verify_install(output, expert_digests=True, progress=watch)
+    for damage in report.damages:
+        notice(f"damaged: {damage}")
+    if report.damages:
+        remedy = f"run 'mference repair {shlex.quote(str(output))}'"
+        raise DigestMismatch(what=str(output), got="not as it was written", expected="the same bytes", remedy=remedy)
 
 
 def licence_of(what: Wanted, hub: "Hub") -> str:
