@@ -40,9 +40,13 @@ def kv_layout(arch: DeepseekV4Arch, context: int, chunk: int, dtype: str) -> KVL
     return KVLayout(layers=tuple(layers), context=context)
 
 
+def _in_place(state: RowState) -> bool:
+    return in_place() and state.layout.dtype == "float32"
+
+
 def append(state: RowState, name: str, rows: mx.array, *, first: int, count: int) -> None:
     """Add rows `first` and on of `rows` (..., D), flattened, to a state, where it lies if that is possible."""
-    if in_place() and state.layout.dtype == "float32":
+    if _in_place(state):
         store_rows(state.extend(count, name, name), rows, first)
     else:
         state.append(**{name: rows.reshape(1, -1, rows.shape[-1])[:, first : first + count]})
@@ -53,7 +57,7 @@ def held(state: RowState, queries: int) -> tuple[int, mx.array, bool]:
 
     In place they are the whole memory, (1, capacity, D), in which the row of a position is position mod capacity.
     """
-    if in_place():
+    if _in_place(state):
         first = max(0, state.length - queries - state.layout.window + 1) if isinstance(state.layout, Ring) else 0
         return first, state.arrays[0], True
     first, rows, ring = state.visible(queries)
