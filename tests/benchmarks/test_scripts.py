@@ -81,3 +81,11 @@ def test_the_gguf_file_says_where_its_tensors_are(tmp_path: Path) -> None:
         assert offset == -(-ends[-1] // 32) * 32
         ends.append(offset + (count // 32 * 18 if kind == 2 else 4 * count))
     assert -(-at // 32) * 32 + -(-ends[-1] // 32) * 32 == len(data)
+
+
+def test_serving_compares_steps_and_first_tokens(gemma4_reference: Path) -> None:
+    options = ("--clients", 1, 3, "--new", 5, "--rounds", 1, "--prompt", 200)
+    report = run("serving", "--model", gemma4_reference / "mlx", *options)
+    assert [row["clients"] for row in report["steps"]] == [1, 3]
+    assert all(row["tokens_per_second"] > 0 for row in report["steps"])
+    assert report["prefix"]["cached_tokens"] == {"cold": 0, "memory": 199, "disk": 192}
