@@ -224,3 +224,23 @@ def test_decoding_goes_on_from_a_prefill_that_ended_anywhere(context: Context, c
     with context.engine("mlx", chunk=len(ids)) as engine:
         whole = replay(engine, ids, 1)
         assert equal(replay(engine, ids, cut), whole[cut - 1 :])
+
+
+def test_a_long_prompt_is_the_same_however_it_is_cut(context: Context) -> None:
+    """300 entries of 4 tokens where 8 are picked, 9 of 128, a window passed 70 times: bit for bit, to the last token."""
+    ids = [(7919 * n * n + 31 * n) % 256 for n in range(1203)]
+    with context.engine("mlx", chunk=len(ids), context=1300) as engine:
+        whole = engine.session()
+        want = greedy(whole, whole.prefill(ids), DECODED)
+        for sizes in ((97,), (512, 1), (640,)):
+            session, done, logits = engine.session(), 0, mx.zeros(0)
+            while done < len(ids):
+                size = sizes[0] if done < 1100 else sizes[-1]
+                logits = session.prefill(ids[done : done + size])
+                done += size
+            text = greedy(session, logits, DECODED)
+            assert equal(text.logits, want.logits), sizes
+            assert text.tokens == want.tokens
+            for layer in ENTRY_LAYERS:
+                assert entries_of(session, layer).shape[0] == (len(ids) + DECODED) // RATES[layer]
+                assert equal(entries_of(session, layer), entries_of(whole, layer))
