@@ -77,11 +77,14 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _hold(session: Any, tokens: int) -> None:
-    """Let a timeline hold `tokens` that nobody computed, with rows of zeros: its memory and its attention are as if."""
-    from mference_core.state import RowState  # noqa: PLC0415
+    """Let a timeline hold `tokens` that nobody computed, as zeros: its memory and its attention are as if."""
+    from mference_core.state import RecurrentState, RowState  # noqa: PLC0415
 
-    for state in session.states:
-        assert isinstance(state, RowState), "only rows can be held without computing them"
+    for state in session.states if tokens else ():
+        if isinstance(state, RecurrentState):
+            state.advance(tokens)
+            continue
+        assert isinstance(state, RowState), "only rows and fixed arrays can be held without computing them"
         while state.length < tokens:
             state.extend(min(session.engine.chunk, tokens - state.length))
     session.tokens.extend([0] * tokens)
