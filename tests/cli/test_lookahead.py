@@ -11,7 +11,7 @@ import pytest
 def answer(cli: Any, reference: Path, folder: Path, *options: Any) -> tuple[dict[str, Any], str]:
     prompt = folder / "ids.json"
     prompt.write_text(json.dumps([2, 10, 20, 30]))
-    where = ("--model", reference / "mlx", "--tokens", prompt, "--expert-slots", 4, "--temperature", 0, "--max-new", 30)
+    where = ("--model", reference / "mlx", "--tokens", prompt, "--expert-slots", 6, "--temperature", 0, "--max-new", 30)
     code, out, err = cli("run", *where, "--json", *options)
     assert code == 0, err
     facts: dict[str, Any] = json.loads(out)
@@ -34,7 +34,7 @@ def test_the_footer_says_what_guesses_came_to(
 ) -> None:
     prompt = tmp_path / "ids.json"
     prompt.write_text("[2, 10, 20, 30]")
-    where = ("--model", gemma4_reference / "mlx", "--tokens", prompt, "--expert-slots", 4, "--max-new", 30)
+    where = ("--model", gemma4_reference / "mlx", "--tokens", prompt, "--expert-slots", 6, "--max-new", 30)
     code, _, err = cli("run", *where, "--lookahead", value)
     assert code == 0
     assert bool(re.search(r"/tok ahead=\d+% right, [\d.]+[KM]iB read, \d+% wasted", err)) == shown
