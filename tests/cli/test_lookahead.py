@@ -10,8 +10,8 @@ import pytest
 
 def answer(cli: Any, reference: Path, folder: Path, *options: Any) -> tuple[dict[str, Any], str]:
     prompt = folder / "ids.json"
-    prompt.write_text(json.dumps([2, 10, 20, 30]))
-    where = ("--model", reference / "mlx", "--tokens", prompt, "--expert-slots", 6, "--temperature", 0, "--max-new", 30)
+    prompt.write_text(json.dumps([1, 2, 3, 4, 5, 6, 7]))
+    where = ("--model", reference / "mlx", "--tokens", prompt, "--expert-slots", 4, "--temperature", 0, "--max-new", 30)
     code, out, err = cli("run", *where, "--json", *options)
     assert code == 0, err
     facts: dict[str, Any] = json.loads(out)
@@ -25,7 +25,8 @@ def test_guesses_change_figures_alone(cli: Any, gemma4_reference: Path, tmp_path
     assert set(off["lookahead"].values()) == {0}
     figures = on["lookahead"]
     assert 0 < figures["confirmed"] < figures["predicted"]
-    assert 0 < figures["wasted_bytes"] < figures["bytes_read"] < on["bytes_read"]
+    assert 0 <= figures["wasted_bytes"] <= figures["bytes_read"] < on["bytes_read"]
+    assert figures["bytes_read"] > 0
 
 
 @pytest.mark.parametrize(("value", "shown"), [("on", True), ("off", False)])
@@ -33,8 +34,8 @@ def test_the_footer_says_what_guesses_came_to(
     cli: Any, gemma4_reference: Path, tmp_path: Path, value: str, *, shown: bool
 ) -> None:
     prompt = tmp_path / "ids.json"
-    prompt.write_text("[2, 10, 20, 30]")
-    where = ("--model", gemma4_reference / "mlx", "--tokens", prompt, "--expert-slots", 6, "--max-new", 30)
+    prompt.write_text("[1, 2, 3, 4, 5, 6, 7]")
+    where = ("--model", gemma4_reference / "mlx", "--tokens", prompt, "--expert-slots", 4, "--max-new", 30)
     code, _, err = cli("run", *where, "--lookahead", value)
     assert code == 0
     assert bool(re.search(r"/tok ahead=\d+% right, [\d.]+[KM]iB read, \d+% wasted", err)) == shown
