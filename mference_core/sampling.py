@@ -7,6 +7,7 @@ up, are cut by top-k and top-p and drawn from. Rows of a batch never see each ot
 
 import math
 import os
+import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -20,6 +21,9 @@ from mference_core.errors import NumericError, RequestError
 from mference_core.prng import draw_state, gumbel, uniform
 
 MAX_TOP_K = 256
+BLOCK = 256
+"""Logits that are passed over together when the largest are looked for."""
+
 MAX_BIAS = 100.0
 MAX_LOGPROBS = 20
 
@@ -124,18 +128,39 @@ def greedy(logits: mx.array) -> mx.array:
 def _ranked(values: mx.array, count: int) -> mx.array:
     """Return the keys of the `count` largest float32 `values`, unordered: value in sortable bits, then index reversed.
 
-    All keys differ, so which ones are kept is the same everywhere. Shapes: (V,) -> (count,) uint64.
+    All keys differ, so which ones are kept is the same everywhere. Shapes: (..., V) -> (..., count) uint64.
+    Each of them lies in one of the `count` blocks whose largest keys are largest, so a large vocabulary is only searched
+    there.
     """
-    size = values.shape[0]
+    size = values.shape[-1]
+    blocks = -(-size // BLOCK)
+    if blocks < 2 * count:
+        return _largest(values, mx.arange(size), size, count)
+    padding = [(0, 0)] * (values.ndim - 1) + [(0, blocks * BLOCK - size)]
+    cut = mx.pad(values, padding, constant_values=-math.inf).reshape(*values.shape[:-1], blocks, BLOCK)
+    best = _largest(cut.max(axis=-1), mx.arange(blocks), blocks, count)
+    chosen = (blocks - 1 - (best & 0xFFFFFFFF)).astype(mx.int32)
+    found = mx.take_along_axis(cut, chosen[..., None], axis=-2).flatten(-2)
+    ids = (chosen[..., None] * BLOCK + mx.arange(BLOCK)).flatten(-2)
+    return _largest(found, ids, blocks * BLOCK, count) - (blocks * BLOCK - size)
+
+
+def _largest(values: mx.array, ids: mx.array, size: int, count: int) -> mx.array:
+    """Return the keys of the `count` largest values, `ids` below `size` being their indices."""
     bits = (values + 0.0).view(mx.uint32)  # adding zero makes -0 and 0 one value
     sortable = mx.where(values < 0, ~bits, bits | 0x80000000).astype(mx.uint64)
-    return mx.topk((sortable << 32) | mx.arange(size - 1, -1, -1).astype(mx.uint64), count)
+    return mx.topk((sortable << 32) | (size - 1 - ids).astype(mx.uint64), count)
 
 
 def _unpack(keys: mx.array, size: int) -> list[int]:
-    """Return the indices behind `_ranked` keys, best first."""
+    """Return the indices behind `_ranked` keys (count,), best first."""
     ordered: list[int] = sorted(cast("list[int]", keys.tolist()), reverse=True)
     return [size - 1 - (key & 0xFFFFFFFF) for key in ordered]
+
+
+def _values(keys: Sequence[int]) -> tuple[float, ...]:
+    """Return the values behind `_ranked` keys, none of them negative, to the bit."""
+    return struct.unpack(f"{len(keys)}f", struct.pack(f"{len(keys)}I", *((key >> 32) & 0x7FFFFFFF for key in keys)))
 
 
 def nucleus(probabilities: Sequence[float], top_p: float) -> int | None:
@@ -151,10 +176,9 @@ def pick(probabilities: Sequence[float], temperature: float, u: float) -> int:
 
 
 def _faults(logits: mx.array) -> mx.array:
-    """Return whether a row has a NaN, a plus infinity, and nothing but minus infinities: (3,) bool."""
-    return mx.stack(
-        [mx.isnan(logits).any(), (logits == math.inf).any(), (logits == -math.inf).all()],
-    )
+    """Return whether a row has a NaN, a plus infinity, and nothing but minus infinities: (..., V) -> (..., 3) bool."""
+    found = mx.isnan(logits).any(axis=-1), (logits == math.inf).any(axis=-1), (logits == -math.inf).all(axis=-1)
+    return mx.stack(found, axis=-1)
 
 
 @define(kw_only=True, eq=False)
@@ -217,20 +241,6 @@ class Sampler:
             logits = logits.at[ids].add(mx.array(list(shifts.values()), dtype=mx.float32))
         return logits
 
-    def _plan(self, logits: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Return (faults, the token or the candidate keys, probabilities), unevaluated."""
-        if logits.shape != (self.vocab_size,):
-            raise ValueError(f"[sample] logits must be ({self.vocab_size},) but got {logits.shape}")
-        raw = logits.astype(mx.float32)
-        x, o = self._shape(raw), self.options
-        if o.temperature == 0:
-            return _faults(raw), greedy(x), x
-        if o.top_k is None and (o.top_p is None or o.top_p == 1):
-            noise = gumbel(draw_state(self.seed, self.count), self.vocab_size)
-            return _faults(raw), greedy((x - x.max()) / o.temperature + noise), x
-        probabilities = mx.softmax(x, precise=True)
-        return _faults(raw), _ranked(probabilities, min(o.top_k or MAX_TOP_K, self.vocab_size)), probabilities
-
     def refuse(self, kind: str) -> NumericError:
         """Return the error of logits that no token can be made of: they are NaN, infinite or empty."""
         return NumericError(
@@ -240,24 +250,35 @@ class Sampler:
             remedy="no token was made of them; the weights or a kernel of this model are broken",
         )
 
-    def _finish(self, faults: mx.array, choice: mx.array, probabilities: mx.array) -> int | NumericError:
-        flags = cast("list[bool]", faults.tolist())
-        kinds = [kind for kind, found in zip(("NaN", "infinite", "empty"), flags, strict=True) if found]
-        if kinds:
-            return self.refuse(kinds[0])
-        token = cast("int", choice.item()) if choice.ndim == 0 else self._draw(choice, probabilities)
-        self.accept(token)
-        return token
-
-    def _draw(self, keys: mx.array, probabilities: mx.array) -> int:
+    @property
+    def _ranks(self) -> int:
+        """How many candidates to look at first; 0 where the token is the best of something."""
         o = self.options
-        ids = _unpack(keys, self.vocab_size)
-        values = cast("list[float]", probabilities[mx.array(ids, dtype=mx.uint32)].tolist())
-        kept = nucleus(values, o.top_p) if o.top_p is not None and o.top_p < 1 else len(ids)
-        if kept is None and o.top_k is None and len(ids) < self.vocab_size:
+        if o.temperature == 0 or (o.top_k is None and (o.top_p is None or o.top_p == 1)):
+            return 0
+        return min(o.top_k or MAX_TOP_K, self.vocab_size)
+
+    def _best(self, x: mx.array) -> mx.array:
+        """Return the best of the shaped logits (V,), or the one that noise makes the best, unevaluated."""
+        o = self.options
+        if o.temperature == 0:
+            return greedy(x)
+        noise = gumbel(draw_state(self.seed, self.count), self.vocab_size)
+        return greedy((x - x.max()) / o.temperature + noise)
+
+    def _draw(self, keys: list[int], probabilities: mx.array) -> int:
+        """Draw from the candidates behind `keys`; `probabilities` (V,) is looked at again where they are too few."""
+        o = self.options
+        keys.sort(reverse=True)
+        keys = keys[: o.top_k or len(keys)]
+        values = _values(keys)
+        kept = nucleus(values, o.top_p) if o.top_p is not None and o.top_p < 1 else len(keys)
+        if kept is None and o.top_k is None and len(keys) < self.vocab_size:
             # A nucleus wider than the first guess: look at eight times as many.
-            return self._draw(_ranked(probabilities, min(len(ids) * 8, self.vocab_size)), probabilities)
-        return ids[pick(values[:kept], o.temperature, uniform(draw_state(self.seed, self.count)))]
+            more = _ranked(probabilities, min(len(keys) * 8, self.vocab_size))
+            return self._draw(cast("list[int]", more.tolist()), probabilities)
+        at = pick(values[:kept], o.temperature, uniform(draw_state(self.seed, self.count)))
+        return self.vocab_size - 1 - (keys[at] & 0xFFFFFFFF)
 
 
 def sample_rows(samplers: Sequence[Sampler], logits: mx.array | Sequence[mx.array]) -> list[int | NumericError]:
@@ -266,9 +287,34 @@ def sample_rows(samplers: Sequence[Sampler], logits: mx.array | Sequence[mx.arra
     Shapes: logits (B, V), or B of (V,). A row that cannot be sampled gives its error as the value and leaves its sampler
     as it was.
     """
-    plans = [sampler._plan(row) for sampler, row in zip(samplers, logits, strict=True)]  # noqa: SLF001
-    mx.eval([array for faults, choice, _ in plans for array in (faults, choice)])
-    return [sampler._finish(*plan) for sampler, plan in zip(samplers, plans, strict=True)]  # noqa: SLF001
+    if not samplers:
+        return []
+    raw = (logits if isinstance(logits, mx.array) else mx.stack(list(logits))).astype(mx.float32)
+    if raw.shape != (len(samplers), samplers[0].vocab_size):
+        expected = (len(samplers), samplers[0].vocab_size)
+        raise ValueError(f"[sample] logits must be {expected} but got {raw.shape}")
+    shaped = [sampler._shape(raw[at]) for at, sampler in enumerate(samplers)]  # noqa: SLF001
+    drawn = [at for at, sampler in enumerate(samplers) if sampler._ranks]  # noqa: SLF001
+    chosen = {at: sampler._best(shaped[at]) for at, sampler in enumerate(samplers) if at not in drawn}  # noqa: SLF001
+    faults, keys, probabilities = _faults(raw), mx.zeros((0,)), mx.zeros((0,))
+    if drawn:
+        probabilities = mx.softmax(mx.stack([shaped[at] for at in drawn]), axis=-1, precise=True)
+        keys = _ranked(probabilities, max(samplers[at]._ranks for at in drawn))  # noqa: SLF001
+    mx.eval(faults, keys, *chosen.values())
+    flags, candidates = cast("list[list[bool]]", faults.tolist()), cast("list[list[int]]", keys.tolist())
+    made: list[int | NumericError] = []
+    for at, sampler in enumerate(samplers):
+        kind = next((kind for kind, found in zip(("NaN", "infinite", "empty"), flags[at], strict=True) if found), None)
+        if kind is not None:
+            made.append(sampler.refuse(kind))
+            continue
+        place = drawn.index(at) if at in drawn else None
+        token = (
+            cast("int", chosen[at].item()) if place is None else sampler._draw(candidates[place], probabilities[place])  # noqa: SLF001
+        )
+        sampler.accept(token)
+        made.append(token)
+    return made
 
 
 def best_rows(samplers: Sequence[Sampler], best: mx.array, tokens: mx.array) -> list[int | NumericError]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mference_core import sampling
 from mference_core.errors import NumericError, RequestError
 from mference_core.prng import draw_state, gumbel, splitmix64, uniform
 from mference_core.sampling import (
@@ -272,3 +273,24 @@ def test_log_probs_are_of_the_raw_distribution_in_order() -> None:
     assert log_probs(mx.zeros(3), token=0).top == ()
     with pytest.raises(RequestError, match="top_logprobs is 21"):
         log_probs(mx.zeros(30), token=0, top=21)
+
+
+@pytest.mark.parametrize("kind", ["normal", "coarse", "equal", "mostly excluded", "zeros of both signs"])
+def test_of_a_large_vocabulary_the_same_are_largest(kind: str) -> None:
+    """Searched in blocks, alone and in rows: value down, then index up, whatever is equal or excluded."""
+    size, count = 2 * sampling.BLOCK * 20 + 77, 20
+    x = mx.random.normal((2, size), key=mx.random.key(3))
+    if kind == "coarse":
+        x = mx.round(x)
+    elif kind == "equal":
+        x = mx.zeros_like(x)
+    elif kind == "mostly excluded":
+        x = mx.where(mx.arange(size) % 997 == 5, x, -mx.inf)
+    elif kind == "zeros of both signs":
+        x = mx.where(mx.arange(size) % 3 == 0, -0.0, 0.0) * mx.ones_like(x)
+    keys = sampling._ranked(x, count)
+    for row in range(2):
+        values: Any = x[row].tolist()
+        wanted = sorted(range(size), key=lambda at: (-values[at], at))[:count]
+        assert sampling._unpack(keys[row], size) == wanted
+        assert sampling._unpack(sampling._ranked(x[row], count), size) == wanted
