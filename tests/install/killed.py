@@ -4,18 +4,22 @@ A step is a call that changes the file system. A command is `STEP OUTPUT ENDPOIN
 killed before its step of that number, or in the middle of it if the step is a write. No install code knows of this.
 """
 
+import gc
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from mference_core.install import http, transaction
+from mference_core.install import transaction
 from mference_core.testing.fake_hub import FakeHub
 from mference_core.testing.toy_installs import hub_of, install_from
 
+OWN = "killed"
+"""A token, by which the hub tells these requests apart."""
 WRITES = ("write", "pwrite")
 CALLS = (*WRITES, "open", "ftruncate", "fsync", "rename", "replace", "unlink", "remove", "mkdir", "rmdir")
 
@@ -54,18 +58,21 @@ def child(step: int, said: int, output: Path, hub: FakeHub, *, overwrite: bool) 
     for name, call in REAL.items():
         setattr(os, name, killer.wrap(name, call))
     transaction.swap = killer.wrap("swap", transaction.swap)
-    own = hub_of(hub, token="killed")  # noqa: S106  by which the hub tells its requests apart
-    install_from(hub, output, hub=own, overwrite=overwrite, connections=2)
+    install_from(hub, output, hub=hub_of(hub, token=OWN), overwrite=overwrite, connections=2)
     REAL["write"](said, f"done {step - killer.left}\n".encode())
 
 
 def main() -> None:
     """Answer each command with the step that killed the install, `done STEPS` or `failed WHY`."""
-    # Everything an install imports is imported once, before the first fork.
-    http._trust()
+    warm = False
     for line in sys.stdin:
         step, output, endpoint, folder, overwrite = line.split("\t")
         hub = FakeHub(Path(folder), commit="c" * 40, endpoint=endpoint)
+        if not warm:  # once, so that no child has to import what an install imports late
+            with TemporaryDirectory() as place:
+                install_from(hub, Path(place) / "warm.gturbo", hub=hub_of(hub, token=OWN))
+            gc.freeze()
+            warm = True
         come, said = os.pipe()
         if (process := os.fork()) == 0:
             try:
