@@ -8,6 +8,7 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
+from schemathesis.config import SchemathesisConfig
 
 from mference_core.chat import Text
 from mference_core.scheduler.request import Request, Sampled
@@ -26,9 +27,11 @@ def running() -> Iterator[Running]:
         yield server
 
 
-EXAMPLES = 200 if os.environ.get("MFERENCE_LONG_TESTS") else 8
+LONG = bool(os.environ.get("MFERENCE_LONG_TESTS"))
+EXAMPLES = 200 if LONG else 12
+CONFIG = SchemathesisConfig.from_dict({"phases": {"coverage": {"enabled": LONG}}})
 NAMES = ["gemma4-demo", "default"]
-schema = schemathesis.openapi.from_dict(description(NAMES))
+schema = schemathesis.openapi.from_dict(description(NAMES), config=CONFIG)
 
 
 @schema.parametrize()
