@@ -10,7 +10,7 @@ from time import monotonic
 from attrs import evolve, frozen
 
 from mference_core.checkpoint import check_directory
-from mference_core.errors import DigestMismatch, InstallError, ManifestError, MferenceError
+from mference_core.errors import DigestMismatch, InstallError, ManifestError, MferenceError, PartialInstall
 from mference_core.gturbo.digests import (
     BLOCK_BYTES,
     DIGESTS_NAME,
@@ -21,7 +21,7 @@ from mference_core.gturbo.digests import (
     hash_spans,
 )
 from mference_core.gturbo.layout import LAYOUT_CAP_BYTES, Layout, decode_layout
-from mference_core.gturbo.model import layer_files, missing_manifest, read_digests, read_structure, unlisted
+from mference_core.gturbo.model import layer_files, read_digests, read_structure, unlisted
 from mference_core.gturbo.receipt import (
     RECEIPT_CAP_BYTES,
     TOOL_VERIFY,
@@ -94,12 +94,16 @@ class VerifyReport:
 def read_installed(directory: Path) -> tuple[Path, Manifest]:
     """Return the standardised path and the manifest of an install; raises `ManifestError`, `PartialInstall`."""
     path = Path(standard_path(directory))
+    partial = path.with_name(f"{path.name}.partial")
+    if not path.exists() and partial.is_dir():
+        raise PartialInstall(
+            what=str(path), got="half installed", expected="a finished install", remedy="run the install again"
+        )
     check_directory(path)
     if not (path / MANIFEST_NAME).exists():
-        if (path / "config.json").exists():
-            remedy = "install it with 'mference install --source' to have digests"
-            raise ManifestError(what=str(path), got="no install", expected="one, with a manifest", remedy=remedy)
-        raise missing_manifest(path)
+        model = (path / "config.json").exists()
+        remedy = "install it with 'mference install --source' to have digests" if model else "see 'mference install'"
+        raise ManifestError(what=str(path), got="no install", expected="one, with a manifest", remedy=remedy)
     return path, read_manifest(path / MANIFEST_NAME)
 
 
