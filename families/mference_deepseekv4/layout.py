@@ -41,7 +41,7 @@ def kv_layout(arch: DeepseekV4Arch, context: int, chunk: int, dtype: str) -> KVL
 
 
 def _in_place(state: RowState) -> bool:
-    return in_place() and state.layout.dtype == "float32"
+    return in_place() and state.layout.dtype in ("float32", "bfloat16")
 
 
 def append(state: RowState, name: str, rows: mx.array, *, first: int, count: int) -> None:

@@ -11,18 +11,20 @@ from mference_kernels.native_program import Timeline
 from mference_kernels.sparse import Seen
 
 
-def _rows(array: mx.array) -> tuple[mx.array, int]:
-    """Return rows (S, D) or (1, S, D) in float32, and where they lie."""
-    wide = array if array.dtype == mx.float32 else array.astype(mx.float32)
-    held, at, _ = native.heads(wide if wide.ndim == 3 else wide[None])
-    return held, at
+def _rows(array: mx.array) -> tuple[mx.array, int | None, int]:
+    """Return rows (S, D) or (1, S, D), where they lie, and their type: half-precision ones are read as they are."""
+    if not array.size:
+        return array, None, native.COMPANIONS[mx.float32]
+    held, at, _ = native.heads(array if array.ndim == 3 else array[None])
+    return held, at, native.COMPANIONS[held.dtype]
 
 
 def store_rows_cpu(place: Timeline, rows: mx.array, first: int) -> None:
     """Write rows in place; arguments as `store_rows`."""
     args, dim = place.args, rows.shape[-1]
-    if place.kept[0].dtype != mx.float32 or place.kept[0].shape[0] != 1 or place.kept[0].shape[2] != dim:
-        raise ValueError(f"[store_rows] rows must be float32 of {place.kept[0].shape} but got {rows.shape}")
+    to = place.kept[0]
+    if to.dtype not in (mx.float32, mx.bfloat16) or to.shape[0] != 1 or to.shape[2] != dim:
+        raise ValueError(f"[store_rows] rows must fit {to.dtype} of {to.shape} but got {rows.shape}")
     if (first + args.real) * dim > rows.size:
         raise ValueError(f"[store_rows] rows must be {first + args.real} but got {rows.shape}")
     wide, done, size = native.evaluated(rows, mx.float32), 0, 4 * dim
@@ -30,7 +32,10 @@ def store_rows_cpu(place: Timeline, rows: mx.array, first: int) -> None:
     while done < args.real:
         row = (args.start + done) % args.capacity
         count = min(args.real - done, args.capacity - row)
-        ctypes.memmove(args.k + row * size, at + done * size, count * size)
+        if to.dtype == mx.float32:
+            ctypes.memmove(args.k + row * size, at + done * size, count * size)
+        else:
+            native.library().mf_narrow(at + done * size, count * dim, args.k + row * size // 2)
         done += count
 
 
@@ -106,8 +111,8 @@ def _attend(
     if not L * H * D:
         return
     weights = native.evaluated(sinks, mx.float32)
-    held_rows, at_rows = _rows(rows)
-    pool, at_pool = _rows(entries) if entries.size else (entries, None)
+    held_rows, at_rows, rows_type = _rows(rows)
+    pool, at_pool, entries_type = _rows(entries)
     which = None if picks is None or not picks.size else native.evaluated(picks, mx.int32)
     offset = 4 * first * H * D
     args = native.SparseArgs(
@@ -115,7 +120,7 @@ def _attend(
         *(None if which is None else native.address(which), out.address + offset),
         *(L, H, D, seen.query_start, seen.key_start, window, S if seen.ring else 0),
         *(rate if picks is None or which is not None else 0, 0 if which is None else which.shape[1]),
-        scale,
+        *(scale, rows_type, entries_type),
     )
     native.check(native.library().mf_sparse_attend(ctypes.byref(args)), "sparse")
     del held_rows, pool  # they own the memory that was read
@@ -133,10 +138,10 @@ def pick_entries_cpu(
     picks = (ctypes.c_int32 * (L * most))()
     if L * most:
         wide, scores = native.evaluated(q, mx.float32), native.evaluated(weights, mx.float32)
-        pool, at_pool = _rows(keys)
+        pool, at_pool, kind = _rows(keys)
         args = native.PickingArgs(
             *(native.address(wide), native.address(scores), at_pool, ctypes.addressof(picks)),
-            *(L, H, D, E, query_start, rate, most, scale),
+            *(L, H, D, E, query_start, rate, most, scale, kind),
         )
         native.check(native.library().mf_pick_entries(ctypes.byref(args)), "pick")
         del pool

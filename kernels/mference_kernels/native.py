@@ -57,6 +57,7 @@ class SparseArgs(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("length", "heads", "dim", "query_start", "key_start", "window", "ring")),
         *((name, ctypes.c_int64) for name in ("rate", "most")),
         ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("rows_type", "entries_type")),
     )
 
 
@@ -67,6 +68,7 @@ class PickingArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "weights", "keys", "picks")),
         *((name, ctypes.c_int64) for name in ("length", "heads", "dim", "entries", "query_start", "rate", "most")),
         ("scale", ctypes.c_float),
+        ("keys_type", ctypes.c_int32),
     )
 
 
@@ -150,6 +152,7 @@ def library() -> ctypes.CDLL:
     made.mf_run.argtypes = (pointer, int64, int64, pointer, pointer, pointer)
     for name in ("mf_sparse_attend", "mf_pick_entries", "mf_pool_windows", "mf_read_streams"):
         getattr(made, name).argtypes = (pointer,)
+    made.mf_narrow.argtypes, made.mf_narrow.restype = (pointer, int64, pointer), None
     made.mf_turn_trailing.argtypes = (pointer,)
     made.mf_write_streams.argtypes = (pointer, pointer, pointer, pointer, pointer, int64, int64, int64, pointer)
     made.mf_row_products.argtypes = (pointer, pointer, int64, int64, int64, pointer)

@@ -203,7 +203,7 @@ def in_place() -> bool:
 def store_rows(place: Timeline, rows: mx.array, first: int = 0) -> None:
     """Write rows `first` and on of `rows` (..., D), flattened, into the keys of a timeline, at once.
 
-    Only where `in_place` says yes, for float32 rows of one head.   Raises: ValueError if shapes do not fit.
+    Only where `in_place` says yes, for float32 and bfloat16 timelines of one head.   Raises: ValueError if shapes do not fit.
     """
     from mference_kernels import cpu_sparse  # noqa: PLC0415
 

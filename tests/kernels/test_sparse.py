@@ -327,7 +327,7 @@ def test_rows_are_stored_where_they_belong(start: int) -> None:
     assert numbers(ring[0]) == want
     with pytest.raises(ValueError, match=r"\[store_rows\] rows must be 9"):
         sparse.store_rows(Timeline(ring, ring, start, 4), made, 5)
-    with pytest.raises(ValueError, match=r"\[store_rows\] rows must be float32"):
+    with pytest.raises(ValueError, match=r"\[store_rows\] rows must fit"):
         sparse.store_rows(Timeline(ring, ring, start, 4), normal(4, 2, seed=3), 0)
 
 
@@ -357,3 +357,31 @@ def test_whole_memory_is_read_as_its_used_part_is() -> None:
         cpu_sparse.pick_entries_cpu(q, weights, whole, **picking),
         cpu_sparse.pick_entries_cpu(q, weights, keys, **picking),
     )
+
+
+@NATIVE
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_half_precision_rows_are_read_as_they_are(dtype: mx.Dtype) -> None:
+    """Widened exactly: the bits of the same rows in float32, for rows, entries and the indexer's keys alike."""
+    (q, rows, entries, sinks), where = arrays(20, 4, 6, 4, 19, 40, 0)
+    narrow = [rows.astype(dtype), entries.astype(dtype)]
+    wide = [part.astype(mx.float32) for part in narrow]
+    for variant in native.variants():
+        native.choose(variant)
+        want = cpu_sparse.sparse_attention_cpu(q, *wide, sinks, **where)
+        assert mx.array_equal(cpu_sparse.sparse_attention_cpu(q, *narrow, sinks, **where), want)
+        assert mx.array_equal(cpu_sparse.sparse_attention_cpu(q, wide[0], narrow[1], sinks, **where), want)
+        keys, weights = normal(6, 40, seed=1).astype(dtype), normal(4, 19, seed=2)
+        picking: dict[str, Any] = {"scale": 1.0, "query_start": 20, "rate": 4, "top_k": 3}
+        picks = cpu_sparse.pick_entries_cpu(q, weights, keys, **picking)
+        assert mx.array_equal(picks, cpu_sparse.pick_entries_cpu(q, weights, keys.astype(mx.float32), **picking))
+
+
+@NATIVE
+def test_rows_are_narrowed_as_a_cast_does() -> None:
+    values = [1.0, -0.0, 1.00390625, 1.01171875, 3.4e38, -mx.inf, mx.nan, 1e-40, 0.1]
+    made = mx.concatenate([mx.array(values), normal(991, seed=3) * 1e3]).reshape(100, 10)
+    ring = mx.zeros((1, 128, 10), mx.bfloat16)
+    sparse.store_rows(Timeline(ring, ring, 100, 100), made)
+    got, want = ring[0, mx.arange(100, 200) % 128], made.astype(mx.bfloat16)
+    assert mx.array_equal(got.astype(mx.float32), want.astype(mx.float32), equal_nan=True)

@@ -10,14 +10,30 @@
 #define SUMS 4 /* partial sums of a softmax: keys mod 4 */
 
 typedef struct {
-    const float *q, *rows, *entries, *sinks;
+    const float *q;
+    const void *rows, *entries;
+    const float *sinks;
     const int32_t *picks;
     float *out;
     int64_t length, heads, dim;
     int64_t query_start, key_start, window, ring; /* as in mf_attention */
     int64_t rate, most;                           /* tokens of an entry; entries in a row of `picks` */
     float scale;
+    int32_t rows_type, entries_type; /* MF_FLOAT32, or half precision, which is widened exactly */
 } mf_sparse;
+
+/* Row `row` of `rows`, widened into `spare` unless it is float32. */
+MF_INLINE const float *row_at(const void *rows, int32_t type, int64_t row, int64_t dim, float **spare) {
+    if (type == MF_FLOAT32) return (const float *)rows + row * dim;
+    const uint16_t *from = (const uint16_t *)rows + row * dim;
+    float *to = *spare;
+    *spare += dim;
+    if (type == MF_BFLOAT16)
+        for (int64_t d = 0; d < dim; d++) to[d] = mf_float_of((uint32_t)from[d] << 16);
+    else
+        for (int64_t d = 0; d < dim; d++) to[d] = mf_half(from[d]);
+    return to;
+}
 
 /* Put `count` rows of q, scaled, into columns: qt[d * lanes + h]; missing heads are zeros. */
 MF_INLINE void columns(const float *q, int64_t count, int64_t dim, float scale, float *qt, int64_t lanes) {
@@ -103,23 +119,26 @@ MF_INLINE int64_t most_keys(const mf_sparse *a) {
 }
 
 /* Where each key of a query lies: its window by position, then its entries by number. */
-MF_INLINE int64_t list_keys(const mf_sparse *a, int64_t query, const float **keys) {
+MF_INLINE int64_t list_keys(const mf_sparse *a, int64_t query, const float **keys, float *spare) {
     const int64_t at = a->query_start + query;
     int64_t count = 0;
     for (int64_t p = mf_most(0, at - a->window + 1); p <= at; p++)
-        keys[count++] = a->rows + (a->ring ? p % a->ring : p - a->key_start) * a->dim;
+        keys[count++] = row_at(a->rows, a->rows_type, a->ring ? p % a->ring : p - a->key_start, a->dim, &spare);
     if (a->picks) {
         const int32_t *pick = a->picks + query * a->most;
-        for (int64_t i = 0; i < a->most && pick[i] >= 0; i++) keys[count++] = a->entries + pick[i] * a->dim;
+        for (int64_t i = 0; i < a->most && pick[i] >= 0; i++) 
+            keys[count++] = row_at(a->entries, a->entries_type, pick[i], a->dim, &spare);
     } else if (a->rate) {
-        for (int64_t w = 0; w < (at + 1) / a->rate; w++) keys[count++] = a->entries + w * a->dim;
+        for (int64_t w = 0; w < (at + 1) / a->rate; w++) 
+            keys[count++] = row_at(a->entries, a->entries_type, w, a->dim, &spare);
     }
     return count;
 }
 
 MF_INLINE int64_t sparse_scratch(const mf_sparse *a) {
     const int64_t keys = most_keys(a);
-    return mf_round_up(keys * (int64_t)sizeof(float *), 64) + (a->dim + keys) * MOST_HEADS * 4;
+    const int wide = a->rows_type == MF_FLOAT32 && a->entries_type == MF_FLOAT32;
+    return mf_round_up(keys * (int64_t)sizeof(float *), 64) + ((a->dim + keys) * MOST_HEADS + (wide ? 0 : keys * a->dim)) * 4;
 }
 
 MF_INLINE void sparse_body(const mf_sparse *a, int64_t query, int64_t head, int64_t count, uint8_t *scratch) {
@@ -127,7 +146,7 @@ MF_INLINE void sparse_body(const mf_sparse *a, int64_t query, int64_t head, int6
     const int64_t lanes = count <= MF_LANES ? MF_LANES : MOST_HEADS;
     float *qt = (float *)(scratch + mf_round_up(most_keys(a) * (int64_t)sizeof(float *), 64));
     float *scores = qt + a->dim * MOST_HEADS, total[MOST_HEADS], sinks[MOST_HEADS] = {0};
-    const int64_t found = list_keys(a, query, keys);
+    const int64_t found = list_keys(a, query, keys, scores + most_keys(a) * MOST_HEADS);
     columns(a->q + (query * a->heads + head) * a->dim, count, a->dim, a->scale, qt, lanes);
     for (int64_t h = 0; h < count; h++) sinks[h] = a->sinks[head + h];
     if (lanes == MF_LANES)
@@ -170,11 +189,13 @@ MF_EXPORT int mf_sparse_attend(const mf_sparse *a) {
 }
 
 typedef struct {
-    const float *q, *weights, *keys;
+    const float *q, *weights;
+    const void *keys;
     int32_t *picks;
     int64_t length, heads, dim, entries;
     int64_t query_start, rate, most; /* `most` entries are picked of those visible */
     float scale;
+    int32_t keys_type;
 } mf_picking;
 
 #define ENTRIES_PER_ITEM 256
@@ -207,7 +228,9 @@ MF_INLINE void score_body(const mf_picking *c, int64_t query, int64_t from, int6
     for (int64_t e = from; e < to; e += KEYS) {
         const float *keys[KEYS];
         float sum[KEYS][MF_LANES] = {{0}};
-        for (int64_t k = 0; k < KEYS; k++) keys[k] = c->keys + mf_least(e + k, to - 1) * c->dim;
+        float *spare = qt + lanes * c->dim;
+        for (int64_t k = 0; k < KEYS; k++)
+            keys[k] = row_at(c->keys, c->keys_type, mf_least(e + k, to - 1), c->dim, &spare);
         int64_t head = 0;
         for (; head + 2 * MF_LANES <= lanes; head += 2 * MF_LANES) {
             dots(keys, qt + head, lanes, c->dim, found, 2 * MF_LANES, KEYS, 2);
@@ -230,7 +253,7 @@ static void score_item(void *context, int64_t item, int worker) {
     const pick_job *job = context;
     const int64_t query = job->first + item / job->blocks, from = item % job->blocks * ENTRIES_PER_ITEM;
     const int64_t to = mf_least(from + ENTRIES_PER_ITEM, visible_to(job->call, query));
-    float *qt = job->columns + worker * job->lanes * job->call->dim;
+    float *qt = job->columns + worker * (job->lanes + KEYS) * job->call->dim;
     if (from < to && to > 0 && visible_to(job->call, query) > job->call->most)
         score(job->call, query, from, to, job->lanes, qt, job->scores + (query - job->first) * job->stride);
 }
@@ -283,7 +306,7 @@ MF_EXPORT int mf_pick_entries(const mf_picking *c) {
     job.blocks = mf_most(1, (last + ENTRIES_PER_ITEM - 1) / ENTRIES_PER_ITEM);
     const int64_t round = mf_most(1, mf_least(c->length, SCORE_BYTES / 4 / job.stride));
     mf_pool_enter();
-    job.scores = (float *)mf_arena((round * job.stride + mf_pool_threads() * job.lanes * c->dim) * 4);
+    job.scores = (float *)mf_arena((round * job.stride + mf_pool_threads() * (job.lanes + KEYS) * c->dim) * 4);
     if (job.scores) {
         job.columns = job.scores + round * job.stride;
         for (; job.first < c->length; job.first += round) {
@@ -294,4 +317,12 @@ MF_EXPORT int mf_pick_entries(const mf_picking *c) {
     }
     mf_pool_leave();
     return job.scores ? MF_OK : MF_NO_MEMORY;
+}
+
+/* bfloat16 rows of float32 ones, to nearest, ties to even; what is not a number stays so. */
+MF_EXPORT void mf_narrow(const float *x, int64_t count, uint16_t *y) {
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = mf_bits_of(x[i]), odd = bits >> 16 & 1;
+        y[i] = (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)(bits >> 16 | 64) : (uint16_t)((bits + 0x7fff + odd) >> 16);
+    }
 }
