@@ -46,6 +46,13 @@ MF_AVX2 __m256i reduce(__m256i *v, const int words) {
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
+/* The same for four groups of 8 lanes; the other sums are 0. */
+MF_AVX2 __m256i reduce_four(const __m256i *v) {
+    const __m256i a = quad(v);
+    return _mm256_inserti128_si256(_mm256_setzero_si256(),
+                                   _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)), 0);
+}
+
 typedef struct {
     __m256i upper, lower;
 } two;
@@ -74,18 +81,22 @@ MF_AVX2 two dot32(__m256i code, const uint8_t *input, const mf_layout *l, int64_
     return (two){_mm256_add_epi32(coarse, _mm256_madd_epi16(middle, one)), _mm256_madd_epi16(low, one)};
 }
 
-MF_AVX2 __m256 companions(const uint8_t *row, int32_t type, int64_t g, int64_t here) {
-    uint8_t copy[EIGHT * 4] = {0};
-    const int64_t size = mf_companion_bytes(type);
-    const uint8_t *from = row + size * g;
-    if (here < EIGHT) {
-        memcpy(copy, from, (size_t)(size * here));
+/* Companions of eight groups from group g, those from the `here`-th on 0; `left` bytes from the row's start are readable. */
+MF_AVX2 __m256 companions(const uint8_t *row, int32_t type, int64_t g, int64_t here, int64_t left) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)here), lane);
+    if (type == MF_FLOAT32) return _mm256_maskload_ps((const float *)(row + 4 * g), mask);
+    uint8_t copy[2 * EIGHT];
+    const uint8_t *from = row + 2 * g;
+    if (left - 2 * g < 2 * EIGHT) { /* the last row: nothing may lie behind it */
+        memset(copy, 0, sizeof copy);
+        for (int64_t i = 0; i < 2 * here; i++) copy[i] = from[i];
         from = copy;
     }
-    if (type == MF_FLOAT32) return _mm256_loadu_ps((const float *)from);
     const __m128i half = _mm_loadu_si128((const __m128i *)from);
-    if (type == MF_FLOAT16) return _mm256_cvtph_ps(half);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    const __m256 wide = type == MF_FLOAT16 ? _mm256_cvtph_ps(half)
+                                           : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    return _mm256_and_ps(wide, _mm256_castsi256_ps(mask));
 }
 
 MF_AVX2 __m256i codes_at(const uint8_t *c, int64_t bytes) {
@@ -123,12 +134,15 @@ MF_AVX2 void eight(const mf_matrix *w, const mf_layout *l, const uint8_t *const 
             }
         }
     }
-    const int64_t here = whole ? EIGHT : l->groups - g;
-    const __m256 scale = companions(w->scales + n * companion, w->companions, g, here);
-    const __m256 bias = companions(w->biases + n * companion, w->companions, g, here);
+    const int64_t here = whole ? EIGHT : l->groups - g, left = (w->out - n) * companion;
+    const __m256 scale = companions(w->scales + n * companion, w->companions, g, here, left);
+    const __m256 bias = companions(w->biases + n * companion, w->companions, g, here, left);
+    const int few = words == EIGHT && !whole && here <= 4;
     for (int m = 0; m < count; m++) {
-        const __m256 coarse = _mm256_mul_ps(_mm256_cvtepi32_ps(reduce(upper[m], words)), _mm256_set1_ps(256.0f));
-        const __m256 dot = _mm256_add_ps(coarse, _mm256_cvtepi32_ps(reduce(lower[m], words)));
+        const __m256i high = few ? reduce_four(upper[m]) : reduce(upper[m], words);
+        const __m256i low = few ? reduce_four(lower[m]) : reduce(lower[m], words);
+        const __m256 coarse = _mm256_mul_ps(_mm256_cvtepi32_ps(high), _mm256_set1_ps(256.0f));
+        const __m256 dot = _mm256_add_ps(coarse, _mm256_cvtepi32_ps(low));
         const __m256 unit = _mm256_mul_ps(scale, _mm256_loadu_ps((const float *)(inputs[m] + l->step) + g));
         const __m256 shift = _mm256_mul_ps(bias, _mm256_loadu_ps((const float *)(inputs[m] + l->sum) + g));
         lanes[m] = _mm256_add_ps(lanes[m], _mm256_add_ps(_mm256_mul_ps(dot, unit), shift));
