@@ -226,7 +226,7 @@ def discard(output: Path) -> None:
     if not Path(standard_path(output)).parent.is_dir():
         raise _nothing(output)
     beside = target_of(output)
-    if not (beside.partial.exists() or beside.checkpoint.exists()):
+    if not any(path.exists() for path in (beside.partial, beside.checkpoint, beside.lock)):
         raise _nothing(output)  # without leaving a lock file behind
     with locked(output) as target:
         if not target.partial.exists() and not target.checkpoint.exists():
