@@ -177,7 +177,7 @@ def pick(probabilities: Sequence[float], temperature: float, u: float) -> int:
 
 def _faults(logits: mx.array) -> mx.array:
     """Return whether a row has a NaN, a plus infinity, and nothing but minus infinities: (..., V) -> (..., 3) bool."""
-    found = mx.isnan(logits).any(axis=-1), (logits == math.inf).any(axis=-1), (logits == -math.inf).all(axis=-1)
+    found = [mx.isnan(logits).any(axis=-1), (logits == math.inf).any(axis=-1), (logits == -math.inf).all(axis=-1)]
     return mx.stack(found, axis=-1)
 
 
