@@ -122,7 +122,7 @@ def check_receipt(directory: Path, manifest: Manifest) -> Receipt:
     return receipt
 
 
-_REMEDY = "use full-sha256, or verify the install again where it is"
+_REMEDY = "use full-sha256, or run 'mference verify --write-receipt' where it is now"
 
 
 def _untrusted(what: str, got: str, expected: str) -> DigestMismatch:

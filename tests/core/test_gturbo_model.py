@@ -290,7 +290,7 @@ def test_receipt_that_does_not_fit_is_refused(homed: Path, change: Callable[[Jso
     with pytest.raises(DigestMismatch) as caught:
         opened(homed, "trusted-receipt")
     assert text in str(caught.value)
-    assert "use full-sha256, or verify the install again where it is" in str(caught.value)
+    assert "use full-sha256, or run 'mference verify --write-receipt' where it is now" in str(caught.value)
     assert opened(homed).index.entries
 
 

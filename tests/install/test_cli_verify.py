@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from mference_core import plugins
 from mference_core.install.transaction import locked
+from mference_core.locate import Found
 from mference_core.testing.fake_hub import REPO, Answer, FakeHub, serving
 
 from .damaging import flip, tree
@@ -198,3 +200,78 @@ def test_ctrl_c_during_a_repair(cli: Any, fake: FakeHub, install: Path) -> None:
     fake.faults.clear()
     assert cli("repair", install)[0] == 0
     assert cli("verify", install)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["show", "run", "chat", "score", "serve"])
+def test_policies_of_every_command_that_loads(
+    cli: Any, install: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    """A receipt that does not hold is one line, whatever asks for it; digests of experts do not change that."""
+    family = plugins.load("gemma4")
+    for module in ("run", "show", "serve", "chat", "score"):
+        monkeypatch.setattr(
+            f"mference_core.cli.{module}.find_model", lambda *_, **__: Found(family=family, path=install), raising=False
+        )
+    monkeypatch.setattr("mference_core.locate.find_model", lambda *_, **__: Found(family=family, path=install))
+    (tmp_path / "ids.json").write_text("[5, 6, 7]")
+    more = {
+        "run": ("--tokens", tmp_path / "ids.json"),
+        "score": ("--tokens", tmp_path / "ids.json", "--output", tmp_path / "x"),
+    }
+    arguments = (command, "--model", install, *more.get(command, ()), "--verify")
+    (install / "verified-install.json").unlink()
+    code, out, err = cli(*arguments, "trusted-receipt")
+    assert (code, out) == (1, "")
+    assert "error: receipt is missing; expected verified-install.json; use full-sha256, or run 'mference verify" in err
+    assert "Traceback" not in err
+    code, _, err = cli(*arguments, "half")
+    assert (code, "'half' is not one of 'full-sha256', 'trusted-receipt'" in err) == (2, True)
+    flip(install / "tokenizer" / "config.json", 0)
+    code, _, err = cli(*arguments, "full-sha256")
+    assert code == 1, err
+    assert err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("digests", [True, False])
+@pytest.mark.parametrize("slots", ["2", "resident"])
+def test_a_run_finds_what_is_damaged_and_says_what_it_verified(
+    cli: Any, install: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slots: str, *, digests: bool
+) -> None:
+    """The same tokens either way; one damaged expert ends the run with its name, or with that of its file."""
+    family = plugins.load("gemma4")
+    monkeypatch.setattr("mference_core.locate.find_model", lambda *_, **__: Found(family=family, path=install))
+    path = install / "manifest.json"
+    manifest = json.loads(path.read_text())
+    (install / "tokenizer" / "tokenizer.json").unlink()  # it is no tokenizer
+    for name in ("tokenizer/tokenizer.json", *([] if digests else ["packed_experts/digests.json"])):
+        del manifest["files"][name]
+    path.write_text(json.dumps(manifest))
+    (tmp_path / "ids.json").write_text(json.dumps(list(range(5, 60))))
+    run = ("run", "--model", install, "--tokens", tmp_path / "ids.json", "--max-new", 2, "--temperature", 0)
+    run = (*run, "--expert-slots", slots, "--json")
+    code, out, err = cli(*run)
+    assert code == 0, err
+    figures = json.loads(out)
+    verified = figures["verification"]
+    sizes = {
+        name: entry["size"] for name, entry in json.loads((install / "manifest.json").read_text())["files"].items()
+    }
+    big = sum(size for name, size in sizes.items() if name.endswith(".bin") and name != "model_weights.bin")
+    whole = sum(sizes.values())
+    assert verified["policy"] == "full-sha256"
+    assert verified["seconds"] > 0
+    assert whole - big < verified["bytes"] <= whole
+    assert (verified["bytes"] < whole) == digests  # padding is not read
+    code, out, _ = cli("verify", install, "--write-receipt")
+    code, out, err = cli(*run, "--verify", "trusted-receipt")
+    trusted = json.loads(out)
+    assert trusted["token_ids"] == figures["token_ids"]
+    assert trusted["verification"]["bytes"] == whole - big
+    for at in range(0, sizes[LAYER], 16384):
+        flip(install / LAYER, at)
+    code, out, err = cli(*run)
+    assert code == 1
+    where = r"expert \d+ sha256" if digests else "sha256"
+    assert re.search(
+        rf"^error: {re.escape(str(install / LAYER))} {where} is \w+; expected \w+; repair it", err, re.MULTILINE
+    )
