@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from fractions import Fraction
 from math import prod
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -134,13 +135,20 @@ def growth_bytes(layout: Layout) -> Fraction:
 
 
 def stored_as(layout: "KVLayout", dtype: str) -> "KVLayout":
-    """Return the layout with rows of attention, in `Linear` and `Ring` layouts, stored as `dtype`.
+    """Return the layout with rows of attention, in `Linear` and `Ring` layouts, and entries stored as `dtype`.
 
     Other states stay: what they hold enters the next token's arithmetic as it was computed, so rounding it would make
     results depend on where a chunk ends. Rows are always read from where they are stored.
     """
-    rows = (evolve(one, dtype=dtype) if isinstance(one, Linear | Ring) else one for one in layout.layers)
-    return evolve(layout, layers=tuple(rows))
+    return evolve(layout, layers=tuple(_stored_as(one, dtype) for one in layout.layers))
+
+
+def _stored_as(layout: Any, dtype: str) -> Any:
+    if isinstance(layout, Composite):
+        return evolve(layout, parts={name: _stored_as(part, dtype) for name, part in layout.parts.items()})
+    if isinstance(layout, Compressed):
+        return evolve(layout, entries=_stored_as(layout.entries, dtype))
+    return evolve(layout, dtype=dtype) if isinstance(layout, Linear | Ring) else layout
 
 
 @frozen(kw_only=True)

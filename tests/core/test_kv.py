@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mference_core.kv import DTYPE_BYTES, Composite, Compressed, KVLayout, Linear, Recurrent, Ring
+from mference_core.kv import DTYPE_BYTES, Composite, Compressed, KVLayout, Linear, Recurrent, Ring, stored_as
 
 ROWS = {"k": (2, 8), "v": (2, 8)}
 ROW_BYTES = 2 * 2 * 8 * 2
@@ -81,3 +81,18 @@ def test_windows_that_cannot_be_pooled_are_refused(changes: dict[str, Any], mess
     values: dict[str, Any] = {"entries": full(), "rate": 2, "open_rows": {"a": 2}} | changes
     with pytest.raises(ValueError, match=message):
         Compressed(**values)
+
+
+def test_entries_are_stored_as_rows_are() -> None:
+    """Open windows and recurrent arrays stay as they are, however deep they lie."""
+    pooled = Compressed(entries=Linear(rows={"e": (1, 16)}, dtype="float32"), rate=4, open_rows={"a": 2})
+    ring = Ring(rows=ROWS, dtype="float32", window=4, slack_rows=2)
+    past = Recurrent(arrays={"t": (4,)})
+    layout = KVLayout(layers=(Composite(parts={"w": ring, "p": pooled, "r": past}), pooled, past), context=64)
+    made = stored_as(layout, "bfloat16")
+    assert made.bytes_per_token == layout.bytes_per_token // 2 == 8
+    both, alone, same = made.layers
+    assert isinstance(both, Composite)
+    assert isinstance(alone, Compressed)
+    assert [part.dtype for part in both.parts.values()] == ["bfloat16", "float32", "float32"]
+    assert (alone.entries.dtype, alone.dtype, both.parts["p"], same) == ("bfloat16", "float32", alone, past)
