@@ -90,7 +90,7 @@ def test_entries_are_stored_as_rows_are() -> None:
     past = Recurrent(arrays={"t": (4,)})
     layout = KVLayout(layers=(Composite(parts={"w": ring, "p": pooled, "r": past}), pooled, past), context=64)
     made = stored_as(layout, "bfloat16")
-    assert made.bytes_per_token == layout.bytes_per_token // 2 == 8
+    assert made.bytes_per_token == layout.bytes_per_token // 2 == 16
     both, alone, same = made.layers
     assert isinstance(both, Composite)
     assert isinstance(alone, Compressed)
