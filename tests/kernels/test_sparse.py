@@ -368,8 +368,8 @@ def test_half_precision_rows_are_read_as_they_are(dtype: mx.Dtype) -> None:
     wide = [part.astype(mx.float32) for part in narrow]
     for variant in native.variants():
         native.choose(variant)
-        want = cpu_sparse.sparse_attention_cpu(q, *wide, sinks, **where)
-        assert mx.array_equal(cpu_sparse.sparse_attention_cpu(q, *narrow, sinks, **where), want)
+        want = cpu_sparse.sparse_attention_cpu(q, wide[0], wide[1], sinks, **where)
+        assert mx.array_equal(cpu_sparse.sparse_attention_cpu(q, narrow[0], narrow[1], sinks, **where), want)
         assert mx.array_equal(cpu_sparse.sparse_attention_cpu(q, wide[0], narrow[1], sinks, **where), want)
         keys, weights = normal(6, 40, seed=1).astype(dtype), normal(4, 19, seed=2)
         picking: dict[str, Any] = {"scale": 1.0, "query_start": 20, "rate": 4, "top_k": 3}
