@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from threading import Condition, Lock, Thread
@@ -105,18 +106,17 @@ class LayerFiles:
     def begin(self, first: int | None = None) -> None:
         """Start hashing what is not good yet, `first` before the rest."""
         with self._state:
-            if not (self._good or self._busy or self._bad):
+            fresh = not (self._good or self._busy or self._bad)
+            if fresh:
                 self._began = self._said = perf_counter()
-                if self._size >= TOLD_BYTES:
-                    self._verification.tell(
-                        f"verifying {format_bytes(self._size)} in {len(self._layers)} expert files as they are needed"
-                    )
             known = {*self._good, *self._busy, *self._bad}
             self._todo = sorted((layer for layer in self._layers if layer not in known), key=lambda at: at != first)
             while self._threads < min(THREADS, len(self._todo) + len(self._busy)):
                 self._threads += 1
                 # Daemons: a process that ends waits for no hash.
                 Thread(target=self._run, name="mference-verify", daemon=True).start()
+        if fresh:
+            self._tell(f"verifying {format_bytes(self._size)} in {len(self._layers)} expert files as they are needed")
 
     def touch(self, layer: int) -> None:
         """Return when a layer's file is known to be good; raise what is wrong with it, and look again next time."""
@@ -165,16 +165,23 @@ class LayerFiles:
                     self._good.add(layer)
                 else:
                     self._bad[layer] = error
-                self._report()
+                line = self._line()
                 self._state.notify_all()
+            if line:
+                self._tell(line)
 
-    def _report(self) -> None:
+    def _line(self) -> str:
+        """Return what is to be said now, if anything."""
         now, done = perf_counter(), len(self._good)
-        if self._size < TOLD_BYTES:
-            return
         if done == len(self._layers):
             size, seconds = format_bytes(self._size), now - self._began
-            self._verification.tell(f"verified {size} in {done} expert files in {seconds:.1f} s")
-        elif now - self._said >= LINE_SECONDS:
-            self._said = now
-            self._verification.tell(f"verifying expert files: {done} of {len(self._layers)}")
+            return f"verified {size} in {done} expert files in {seconds:.1f} s"
+        if now - self._said < LINE_SECONDS:
+            return ""
+        self._said = now
+        return f"verifying expert files: {done} of {len(self._layers)}"
+
+    def _tell(self, line: str) -> None:
+        if self._layers and self._size >= TOLD_BYTES:
+            with suppress(Exception):  # a terminal that went away ends no verification
+                self._verification.tell(line)

@@ -270,7 +270,8 @@ def test_encoding_is_stable() -> None:
 # --- whole files, ahead of their use
 
 
-def test_files_are_hashed_ahead_and_the_one_waited_for_first() -> None:
+def test_files_are_hashed_ahead_and_the_one_waited_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mference_core.gturbo.verification.LINE_SECONDS", 0.0)
     order, gate, lock = list[int](), threading.Semaphore(0), threading.Lock()
 
     def check(layer: int) -> None:
@@ -292,7 +293,20 @@ def test_files_are_hashed_ahead_and_the_one_waited_for_first() -> None:
         files.touch(layer)
     assert sorted(order) == list(range(20))
     assert said[0] == "verifying 1024.0GiB in 20 expert files as they are needed"
+    assert "verifying expert files: 10 of 20" in said
+    deadline = monotonic() + 5
+    while not said[-1].startswith("verified") and monotonic() < deadline:
+        sleep(0.001)
     assert said[-1].startswith("verified 1024.0GiB in 20 expert files in ")
+
+
+def test_listener_that_fails_ends_nothing() -> None:
+    def broken(_: str) -> None:
+        raise BrokenPipeError
+
+    files = LayerFiles(range(3), lambda _: None, Verification("full-sha256", tell=broken), 1 << 40)
+    for layer in range(3):
+        files.touch(layer)
 
 
 def test_stopped_and_gone_on_with() -> None:

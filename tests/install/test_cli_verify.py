@@ -216,7 +216,7 @@ def test_policies_of_every_command_that_loads(
     (tmp_path / "ids.json").write_text("[5, 6, 7]")
     more = {
         "run": ("--tokens", tmp_path / "ids.json"),
-        "score": ("--tokens", tmp_path / "ids.json", "--output", tmp_path / "x"),
+        "score": ("--tokens", tmp_path / "ids.json", "--output", tmp_path / "x.safetensors"),
     }
     arguments = (command, "--model", install, *more.get(command, ()), "--verify")
     (install / "verified-install.json").unlink()
