@@ -37,6 +37,25 @@ def unseal(path: str, text: str) -> str:
     raise refused(path, f"{path} was not made by this server")
 
 
+def joined(namespace: str | None, name: str) -> str:
+    """Return the one name that a tool of a namespace has for the model: every dialect can write it."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def flat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return functions, those of namespaces under their joined names, `namespace` and `own` saying what they were."""
+    found: list[dict[str, Any]] = []
+    for tool in tools:
+        if tool["type"] == "function":
+            found.append(dict(tool))
+            continue
+        for inner in tool["tools"]:
+            about = " ".join(filter(None, [tool.get("description"), inner.get("description")]))
+            name = joined(tool["name"], inner["name"])
+            found.append({**inner, "name": name, "description": about, "namespace": tool["name"], "own": inner["name"]})
+    return found
+
+
 def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     """Return the text of a string or of parts."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
@@ -69,7 +88,10 @@ def translate(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
                     raise refused(f"{path}.call_id", f"{path}.call_id is {item['call_id'][:100]!r} again")
                 called.add(item["call_id"])
                 waiting.add(item["call_id"])
-                function = {"name": item["name"], "arguments": _arguments(path, item["arguments"])}
+                function = {
+                    "name": joined(item.get("namespace"), item["name"]),
+                    "arguments": _arguments(path, item["arguments"]),
+                }
                 calls = _turn(found).setdefault("tool_calls", [])
                 calls.append({"id": item["call_id"], "type": "function", "function": function})
             case "reasoning":
@@ -139,11 +161,13 @@ class Responses:
         if given.get("instructions"):
             messages.insert(0, {"role": "system", "content": given["instructions"]})
         choice, named = read_choice(given)
-        tools = given.get("tools", [])
+        tools = flat_tools(given.get("tools", []))
         ask = Ask(
             model=given["model"],
             messages=messages,
-            tools=[{"type": "function", "function": without(tool, "strict", "type")} for tool in tools],
+            tools=[
+                {"type": "function", "function": without(tool, "strict", "type", "namespace", "own")} for tool in tools
+            ],
             choice=choice,
             named=named,
             parallel=given.get("parallel_tool_calls", True),
@@ -169,6 +193,11 @@ class Responses:
             model=served.model_id,
             tokenizer=served.tokenizer,
             prompt_tokens=len(prepared.prompt),
+            names={
+                tool["name"]: {"name": tool["own"], "namespace": tool["namespace"]}
+                for tool in flat_tools(given.get("tools", []))
+                if "namespace" in tool
+            },
             seal=seal if ENCRYPTED in given.get("include", []) else None,
             with_logprobs=wanted.ask.logprobs is not None,
         )

@@ -45,13 +45,10 @@ CALL = Record(
         "call_id": Field(kind=Text(least=1), required=True),
         "name": Field(kind=Text(pattern=NAME), required=True),
         "arguments": Field(kind=Text(), required=True),
+        "namespace": Field(kind=Text(pattern=NAME)),
         **KEPT,
     },
-    refuses={
-        "async": "calls are waited for",
-        "caller": "calls are made by the model alone",
-        "namespace": "tools here have no namespaces",
-    },
+    refuses={"async": "calls are waited for", "caller": "calls are made by the model alone"},
 )
 RESULT = Record(
     fields={
@@ -84,8 +81,29 @@ ITEM = Tagged(
     usual="message",
     refuses={"item_reference": "nothing is kept here; send the item itself"},
 )
+FUNCTION_TOOL = Record(
+    fields=FUNCTION,
+    refuses={
+        "allowed_callers": "calls are made by the model alone",
+        "async": "calls are waited for",
+        "defer_loading": "all tools are shown to the model",
+        "output_schema": "put it into the description",
+    },
+)
+NAMESPACE = Record(
+    fields={
+        "name": Field(kind=Text(pattern=NAME), required=True),
+        "description": Field(kind=Text()),
+        "tools": Field(
+            kind=ListOf(
+                kind=Tagged(records={"function": FUNCTION_TOOL}, refuses={"custom": "tools here are functions"})
+            ),
+            required=True,
+        ),
+    }
+)
 TOOL = Tagged(
-    records={"function": Record(fields=FUNCTION)},
+    records={"function": FUNCTION_TOOL, "namespace": NAMESPACE},
     refuses=dict.fromkeys(
         (
             "apply_patch",
@@ -148,6 +166,7 @@ REQUEST = Record(
         "stream_options": Field(kind=Record(fields={"include_obfuscation": Field(kind=Truth(only=False))})),
         "truncation": Field(kind=Text(choices=("disabled",)), note="A prompt is never cut."),
         "background": Field(kind=Truth(only=False)),
+        "client_metadata": Field(kind=Json(), inert=True),
         **shared.IDENTITY,
     },
     refuses={name: why for name, why in shared.NOT_HERE.items() if name != "background"}

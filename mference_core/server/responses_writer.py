@@ -1,7 +1,7 @@
 """OpenAI's Responses: how an answer is written, whole or as numbered events."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field
@@ -41,7 +41,7 @@ class Open:
 
 @define(kw_only=True, eq=False)
 class ResponseWriter:
-    """Writes one response; `seal` turns reasoning into what clients send back."""
+    """Writes one response; `seal` turns reasoning into what clients send back, `names` has what tools are called there."""
 
     track: Track
     given: dict[str, Any]
@@ -50,6 +50,7 @@ class ResponseWriter:
     prompt_tokens: int
     seal: Callable[[str], str] | None
     with_logprobs: bool
+    names: Mapping[str, dict[str, str]] = field(factory=dict)
     ping: bytes = sse.PING
     _id: str = field(init=False, factory=lambda: shared.new_id("resp_"))
     _created: int = field(init=False, factory=lambda: int(time.time()))
@@ -64,7 +65,8 @@ class ResponseWriter:
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
         given = self.given
-        tools = [{"description": None, "parameters": {}, "strict": False, **tool} for tool in given.get("tools", ())]
+        usual = {"description": None, "parameters": {}, "strict": False}
+        tools = [usual | tool if tool["type"] == "function" else tool for tool in given.get("tools", ())]
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -132,7 +134,8 @@ class ResponseWriter:
 
     def _item(self, piece: Piece, status: str, *, empty: bool = False, identity: str | None = None) -> dict[str, Any]:
         if isinstance(piece, ToolCall):
-            named = {"call_id": piece.id, "name": piece.name, "arguments": "" if empty else piece.arguments}
+            called = self.names.get(piece.name, {"name": piece.name})
+            named = {"call_id": piece.id, **called, "arguments": "" if empty else piece.arguments}
             return {"id": identity or shared.new_id("fc_"), "type": "function_call", "status": status, **named}
         if isinstance(piece, Thought):
             sealed = self.seal(piece.text) if self.seal is not None and not empty else None
@@ -164,7 +167,7 @@ class ResponseWriter:
         for start in range(0, len(text), FRAGMENT_CHARACTERS):
             part = text[start : start + FRAGMENT_CHARACTERS]
             yield self._event("response.function_call_arguments.delta", **place, delta=part)
-        yield self._event("response.function_call_arguments.done", **place, arguments=text, name=call.name)
+        yield self._event("response.function_call_arguments.done", **place, arguments=text, name=item["name"])
         done = self._item(call, COMPLETED, identity=item["id"])
         yield self._event("response.output_item.done", output_index=at, item=done)
         self._items.append(done)

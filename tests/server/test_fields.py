@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mference_core.chat import check_tools
 from mference_core.server.app import DIALECTS
 from mference_core.server.bodies import parse
 from mference_core.server.errors import ApiError
@@ -346,6 +347,20 @@ def test_a_wrong_field_of_a_completion_is_named(fields: dict[str, Any], param: s
     with pytest.raises(ApiError) as error:
         DIALECTS["/v1/completions"].read(changed(TEXT, **fields))
     assert error.value.param == param
+
+
+def test_tools_of_a_namespace_have_one_name_each() -> None:
+    """Flat for the model, in their namespace for the client."""
+    space = {"type": "namespace", "name": "box", "description": "Things.", "tools": [{"type": "function", **FUNCTION}]}
+    past = {"type": "function_call", "call_id": "c", "namespace": "box", "name": "f", "arguments": "{}"}
+    body = changed(
+        RESPONSES, tools=[*RESPONSES["tools"], space], input=[*RESPONSES["input"][:3], past, RESPONSES["input"][4]]
+    )
+    ask = DIALECTS["/v1/responses"].read(body).ask
+    assert [tool["function"]["name"] for tool in ask.tools] == ["f", "box__f"]
+    assert ask.tools[1]["function"] == {"name": "box__f", "description": "Things. d", "parameters": {"type": "object"}}
+    assert ask.messages[2]["tool_calls"][0]["function"]["name"] == "box__f"
+    assert check_tools(ask.tools) is not None
 
 
 def test_a_count_takes_what_decides_the_prompt() -> None:

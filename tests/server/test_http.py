@@ -483,6 +483,16 @@ def test_every_kind_of_piece_reaches_every_client() -> None:
         assert client.post("/v1/completions", json=POSTS["/v1/completions"]).json()["choices"][0]["text"] == "Yes."
 
 
+def test_a_call_of_a_namespace_comes_back_in_it() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    body = POSTS["/v1/responses"] | {"tools": [{"type": "namespace", "name": "box", "tools": [tool]}]}
+    script = [ToolCall("call_1", "box__f", "{}"), outcome()]
+    with serving_script(lambda _: script, "gemma4") as (running, _), httpx.Client(base_url=running.url) as client:
+        (item,) = client.post("/v1/responses", json=body).json()["output"]
+        assert (item["name"], item["namespace"], item["call_id"]) == ("f", "box", "call_1")
+        assert "box__f" not in client.post("/v1/responses", json=body | {"stream": True}).text
+
+
 @pytest.mark.parametrize("path", list(POSTS))
 def test_a_request_past_its_deadline_is_told_so(path: str) -> None:
     def late(_: Request) -> Iterable[Delivery]:
