@@ -134,5 +134,5 @@ def whole_timeline(messages: list[chats.Message], declared: list[tools.Schema] |
 
 
 def plain(text: str) -> Parts:
-    """Return a document of plain text, all of it a target."""
-    return [(f"{OPENING}{text}{EOS}", True)]
+    """Return a document of plain text, all of it a target but the token that begins it."""
+    return [(OPENING, False), (f"{text}{EOS}", True)]
