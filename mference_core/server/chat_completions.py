@@ -15,7 +15,7 @@ from mference_core.server.errors import OPENAI, ApiError, refused
 from mference_core.server.exchange import Wanted
 from mference_core.server.fields import Either, Field, Json, ListOf, Record, Tagged, Text, Truth, Whole
 from mference_core.server.openai_fields import EFFORT, FUNCTION, NAME, RESPONSE_FORMAT
-from mference_core.server.requests import AUTO, NAMED, NONE, REQUIRED, Ask
+from mference_core.server.requests import AUTO, NAMED, NONE, REQUIRED, Ask, settled
 from mference_core.server.served import Prepared, Served, sampling_fields
 from mference_core.tokens import Tokenizer
 
@@ -152,7 +152,7 @@ class ChatCompletions:
         limit = "max_tokens" if "max_tokens" in given else "max_completion_tokens"
         ask = Ask(
             model=given["model"],
-            messages=[{key: value for key, value in m.items() if key != "name"} for m in given["messages"]],
+            messages=settled([without(message, "name") for message in given["messages"]]),
             tools=[{"type": "function", "function": without(tool["function"], "strict")} for tool in tools],
             choice=choice,
             named=named,

@@ -10,7 +10,7 @@ from mference_core.server.exchange import Wanted
 from mference_core.server.fields import Record
 from mference_core.server.messages_fields import COUNT, REQUEST
 from mference_core.server.messages_writer import MessageWriter
-from mference_core.server.requests import AUTO, NAMED, NONE, REQUIRED, Ask, OutputFormat
+from mference_core.server.requests import AUTO, NAMED, NONE, REQUIRED, Ask, OutputFormat, settled
 from mference_core.server.served import Prepared, Served, sampling_fields
 
 CHOICES = {"auto": AUTO, "any": REQUIRED, "tool": NAMED, "none": NONE}
@@ -31,6 +31,9 @@ def translate(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     for n, message in enumerate(messages):
         path = f"messages[{n}].content"
         blocks = message["content"]
+        if message["role"] == "system":
+            found.append({"role": "system", "content": text_of(blocks)})
+            continue
         blocks = [{"type": "text", "text": blocks}] if isinstance(blocks, str) else blocks
         if message["role"] == "assistant":
             if waiting and not (found and found[-1]["role"] == "assistant"):
@@ -102,7 +105,7 @@ def _user(found: list[Message], waiting: dict[str, str], path: str, blocks: Sequ
 
 def conversation(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Ask` that decide the prompt. Raises `ApiError`."""
-    messages = translate(given["messages"])
+    messages = settled(translate(given["messages"]))
     if "system" in given and text_of(given["system"]):
         messages.insert(0, {"role": "system", "content": text_of(given["system"])})
     tools, choice = given.get("tools", []), given.get("tool_choice", {"type": "auto"})

@@ -55,6 +55,7 @@ ASSISTANT_BLOCK = Tagged(
 MESSAGE = Tagged(
     tag="role",
     records={
+        "system": Record(fields={"content": Field(kind=TEXT_OR_TEXTS, required=True)}),
         "user": Record(
             fields={
                 "content": Field(
@@ -72,7 +73,6 @@ MESSAGE = Tagged(
             }
         ),
     },
-    refuses={"system": "use the field system"},
 )
 TOOL = Tagged(
     records={
@@ -120,6 +120,23 @@ OUTPUT = Record(
     }
 )
 
+CONTEXT = Record(
+    fields={
+        "edits": Field(
+            kind=ListOf(
+                kind=Tagged(
+                    records={
+                        "clear_thinking_20251015": Record(
+                            fields={"keep": Field(kind=Text(choices=("all",)), required=True)}
+                        )
+                    },
+                    refuses={"clear_tool_uses_20250919": "the client keeps the conversation"},
+                )
+            )
+        )
+    }
+)
+
 CONVERSATION = {
     "model": Field(kind=Text(least=1), required=True),
     "messages": Field(kind=ListOf(kind=MESSAGE, least=1), required=True),
@@ -128,11 +145,11 @@ CONVERSATION = {
     "tool_choice": Field(kind=CHOICE),
     "thinking": Field(kind=REASONING),
     "output_config": Field(kind=OUTPUT),
+    "context_management": Field(kind=CONTEXT, inert=True, note="All is kept."),
     **MARKED,
 }
 NOT_HERE = {
     "container": "no code is run here",
-    "context_management": "the client keeps the conversation",
     "diagnostics": "the figures are at /metrics",
     "inference_geo": "there is one machine",
     "mcp_servers": "the server reaches no other machine",

@@ -1,13 +1,31 @@
 """The one internal request: what every dialect is translated into."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import field, frozen
 
 from mference_core.chat import Message
+from mference_core.chat.messages import GUIDANCE
 
 AUTO, NONE, REQUIRED, NAMED = "auto", "none", "required", "named"
+
+
+def settled(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation in which guidance comes first: later guidance is told in its place, marked, by the user.
+
+    Templates know guidance at the beginning alone, and moving it there would change what came before.
+    """
+    first = next((n for n, message in enumerate(messages) if message["role"] not in GUIDANCE), len(messages))
+    return [*messages[:first], *map(_told_later, messages[first:])]
+
+
+def _told_later(message: Message) -> Message:
+    if message["role"] not in GUIDANCE:
+        return message
+    content = message["content"]
+    text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
+    return {"role": "user", "content": f"<system>\n{text}\n</system>"}
 
 
 @frozen(kw_only=True)

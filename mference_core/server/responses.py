@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mference_core.chat import Message, load_json
-from mference_core.chat.messages import GUIDANCE
 from mference_core.server import openai_fields as shared
 from mference_core.server.answers import Track
 from mference_core.server.chat_completions import without
 from mference_core.server.errors import OPENAI, refused
 from mference_core.server.exchange import Wanted
-from mference_core.server.requests import AUTO, NAMED, NONE, REQUIRED, Ask
+from mference_core.server.requests import AUTO, NAMED, NONE, REQUIRED, Ask, settled
 from mference_core.server.responses_fields import ENCRYPTED, REQUEST, WITH_LOGPROBS
 from mference_core.server.responses_writer import ResponseWriter
 from mference_core.server.served import Prepared, Served, sampling_fields
@@ -74,10 +73,6 @@ def translate(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
         path = f"input[{n}]"
         match item["type"]:
             case "message" if item["role"] != "assistant":
-                if item["role"] != "user" and any(message["role"] not in GUIDANCE for message in found):
-                    raise refused(
-                        f"{path}.role", f"{path}.role is {item['role']!r} after other items; guidance comes first"
-                    )
                 found.append({"role": item["role"], "content": text_of(item["content"])})
                 waiting.clear()
             case "message":
@@ -103,7 +98,7 @@ def translate(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
                     raise refused(f"{path}.call_id", said)
                 waiting.discard(item["call_id"])
                 found.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
-    return found
+    return settled(found)
 
 
 def _arguments(path: str, text: str) -> dict[str, Any]:

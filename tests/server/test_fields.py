@@ -277,13 +277,16 @@ def test_a_wrong_field_of_a_chat_is_named(fields: dict[str, Any], param: str) ->
         ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits[0].type",
+        ),
         ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "z"}]}]},
             "messages[0].content[0].tool_use_id",
         ),
         ({"messages": [*MESSAGES["messages"][:2], USER]}, "messages[1].content"),
-        ({"messages": [{"role": "system", "content": "x"}, USER]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         (
             {
@@ -318,7 +321,7 @@ def test_a_wrong_field_of_a_message_is_named(fields: dict[str, Any], param: str)
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]}, "input[0].encrypted_content"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"input": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "input[1].role"),
+        ({"tools": [{"type": "namespace", "name": "b", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
         ({"input": [{"type": "function_call_output", "call_id": "z", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "call_id": "z", "name": "f", "arguments": "["}]}, "input[0].arguments"),
         ({"input": [RESPONSES["input"][3], RESPONSES["input"][3]]}, "input[1].call_id"),
@@ -347,6 +350,23 @@ def test_a_wrong_field_of_a_completion_is_named(fields: dict[str, Any], param: s
     with pytest.raises(ApiError) as error:
         DIALECTS["/v1/completions"].read(changed(TEXT, **fields))
     assert error.value.param == param
+
+
+def test_guidance_in_the_middle_is_told_in_its_place() -> None:
+    """In every dialect alike; guidance at the beginning stays what it is."""
+    turns = [USER, {"role": "assistant", "content": "Yes."}, {"role": "system", "content": "Now be short."}, USER]
+    told = [USER, turns[1], {"role": "user", "content": "<system>\nNow be short.\n</system>"}, USER]
+    first = {"role": "system", "content": "Be kind."}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [first, *turns]},
+        "/v1/responses": {"input": [first, *turns]},
+        "/v1/messages": {"max_tokens": 5, "system": "Be kind.", "messages": turns},
+    }
+    for path, body in bodies.items():
+        assert DIALECTS[path].read({"model": "m"} | body).ask.messages[:3] == [first, *told[:2]], path
+        assert DIALECTS[path].read({"model": "m"} | body).ask.messages[3]["content"].startswith(told[2]["content"]), (
+            path
+        )
 
 
 def test_tools_of_a_namespace_have_one_name_each() -> None:
