@@ -352,6 +352,55 @@ def test_a_wrong_field_of_a_completion_is_named(fields: dict[str, Any], param: s
     assert error.value.param == param
 
 
+def test_what_coding_agents_send_is_taken() -> None:
+    """The fields that three agents set, as seen on the wire in November 2026; only bookkeeping is without effect."""
+    item = {"type": "message", "id": "x", "role": "developer", "content": [{"type": "input_text", "text": "Be safe."}]}
+    codex = {
+        "input": [item, item | {"role": "user"}],
+        "tools": RESPONSES["tools"],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "key",
+        "client_metadata": {"a": "b"},
+    }
+    marked = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    claude = {
+        "system": [{"type": "text", "text": "Be safe."}, marked],
+        "messages": [{"role": "user", "content": [marked]}, {"role": "system", "content": "Agents: none."}],
+        "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+        "metadata": {"user_id": "u"},
+        "max_tokens": 32000,
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "stream": True,
+    }
+    opencode = {
+        "messages": [{"role": "system", "content": "Be safe."}, USER],
+        "max_tokens": 4096,
+        "tools": [
+            {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+        ],
+        "tool_choice": "auto",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    asked = {
+        "/v1/responses": (codex, {"prompt_cache_key", "client_metadata"}),
+        "/v1/messages": (claude, {"metadata", "context_management"}),
+        "/v1/chat/completions": (opencode, set()),
+    }
+    for path, (body, inert) in asked.items():
+        wanted = DIALECTS[path].read({"model": "m"} | body)
+        assert wanted.stream
+        assert set(wanted.inert) == inert
+        assert wanted.ask.messages[0]["role"] in ("system", "developer")
+
+
 def test_guidance_in_the_middle_is_told_in_its_place() -> None:
     """In every dialect alike; guidance at the beginning stays what it is."""
     turns = [USER, {"role": "assistant", "content": "Yes."}, {"role": "system", "content": "Now be short."}, USER]
