@@ -65,7 +65,7 @@ class ResponseWriter:
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
         given = self.given
-        usual = {"description": None, "parameters": {}, "strict": False}
+        usual: dict[str, Any] = {"description": None, "parameters": {}, "strict": False}
         tools = [usual | tool if tool["type"] == "function" else tool for tool in given.get("tools", ())]
         response: dict[str, Any] = {
             "id": self._id,
