@@ -237,7 +237,7 @@ def test_published_memory_is_what_show_counts(monkeypatch: pytest.MonkeyPatch) -
         dropped={},
     )
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    shown = show._memory(Found(family=family, path=DOCS), checkpoint, "float32" if on_cpu else "bfloat16")
+    shown = show.memory_rows(Found(family=family, path=DOCS), checkpoint, "float32" if on_cpu else "bfloat16")
     page = (DOCS / "families" / "gemma4.md").read_text("utf-8")
     part = page.split("In bfloat16")[0 if on_cpu else 1]
     for row in shown:
