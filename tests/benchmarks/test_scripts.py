@@ -89,3 +89,20 @@ def test_serving_compares_steps_and_first_tokens(gemma4_reference: Path) -> None
     assert [row["clients"] for row in report["steps"]] == [1, 3]
     assert all(row["tokens_per_second"] > 0 for row in report["steps"])
     assert report["prefix"]["cached_tokens"] == {"cold": 0, "memory": 199, "disk": 192}
+
+
+@linux
+def test_first_token_under_every_way_of_verifying(tmp_path: Path) -> None:
+    """The token is the same; what is hashed is everything, less with digests of experts, least with a receipt."""
+    write = "from mference_core import plugins; from pathlib import Path; import sys, shutil;"
+    write += "shutil.copytree(plugins.load('gemma4').family.demo, sys.argv[1])"
+    for name in ("plain", "digests"):
+        subprocess.run([sys.executable, "-c", write, str(tmp_path / name)], check=True)
+    for options in ((tmp_path / "plain", "--write-receipt"), (tmp_path / "digests", "--expert-digests")):
+        command = [sys.executable, "-c", "from mference_core.cli import main; main()", "verify", *map(str, options)]
+        subprocess.run(command, check=True, capture_output=True)
+    report = run("first_token", "--model", tmp_path / "plain", "--digests", tmp_path / "digests", "--slots", 4)
+    assert report["identical"]
+    turn, ahead, digests, receipt = report["first_token"]
+    assert turn["verified_bytes"] >= ahead["verified_bytes"] > digests["verified_bytes"] > receipt["verified_bytes"]
+    assert [entry["cold"] for entry in report["verify"]] == [True, False]
