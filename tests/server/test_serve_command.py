@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -57,7 +58,7 @@ def test_a_token_from_the_environment_is_asked_for(data_dir: Path) -> None:
 
 def test_what_was_read_is_kept_on_disk(data_dir: Path) -> None:
     """A second server goes on from what the first computed."""
-    prompt = "Once upon a time there was a fox. " * 20
+    prompt = f"{secrets.token_hex(8)} is new. " + "Once upon a time there was a fox. " * 20
     ask = {"model": "gemma4-demo", "prompt": prompt, "max_tokens": 2}
     cached = []
     for _ in range(2):
