@@ -14,7 +14,7 @@ from attrs import frozen
 
 from mference_core.errors import ManifestError
 from mference_core.gturbo.layout import LayerLayout
-from mference_core.jsondata import is_hex, member, parse_object, size_member, typed
+from mference_core.jsondata import is_hex, member, parse_object, read_in_order, size_member, typed
 from mference_core.manifest import WEIGHTS_NAME, FileEntry
 
 DIGESTS_NAME = "packed_experts/digests.json"
@@ -106,6 +106,7 @@ def hash_spans(path: Path, spans: Sequence[tuple[int, int]]) -> str:
     """Return the SHA-256 of some bytes of a file, one span after the other; raises `OSError`, or `EOFError`."""
     digest, buffer = sha256(), bytearray(1 << 20)
     with path.open("rb", buffering=0) as file:
+        read_in_order(file.fileno())
         for offset, size in spans:
             file.seek(offset)
             left = size

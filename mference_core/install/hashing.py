@@ -10,6 +10,8 @@ from typing import Any
 
 from attrs import define, field
 
+from mference_core.jsondata import read_in_order
+
 TILE_BYTES = 1 << 20
 # Beside each thread that hashes, one may wait for the disk.
 THREADS = min(16, 2 * (os.cpu_count() or 1))
@@ -100,8 +102,7 @@ def _hash(
 ) -> None:
     digest, inner, buffer = sha256(), PartHashes(parts), memoryview(bytearray(TILE_BYTES))
     with path.open("rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        read_in_order(file.fileno())
         while found.size < most and not stopped.is_set():
             count = file.readinto(buffer[: min(TILE_BYTES, most - found.size)])
             if not count:
