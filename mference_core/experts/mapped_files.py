@@ -16,7 +16,7 @@ from mference_core.errors import StreamError
 READ_ONLY, SHARED, FAILED = 1, 1, ctypes.c_void_p(-1).value
 WILLNEED = 3
 POPULATE_READ = 22  # Linux 5.14
-WORKERS = 4
+WORKERS = min(4, os.cpu_count() or 1)
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _FIRST_BIT = bytes(value & 1 for value in range(256))
 
