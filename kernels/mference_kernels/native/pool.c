@@ -40,6 +40,41 @@ static int64_t now_ns(void) {
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+#if defined(__linux__)
+/* The system wakes a worker on the core of who woke it, and where cores share no cache it may leave both there beside an
+   idle one. So each worker keeps to a core of its own, counted from the caller's. */
+static int cores[CPU_SETSIZE], place_of[CPU_SETSIZE], core_count;
+static atomic_int caller_core;
+
+static void know_cores(void) {
+    cpu_set_t allowed;
+    core_count = 0;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    for (int core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &allowed)) {
+            place_of[core] = core_count;
+            cores[core_count++] = core;
+        }
+}
+
+static void note_core(void) { atomic_store_explicit(&caller_core, sched_getcpu(), memory_order_relaxed); }
+
+static void keep_apart(int number, int *core) {
+    const int caller = atomic_load_explicit(&caller_core, memory_order_relaxed);
+    if (core_count < 2 || caller < 0 || caller >= CPU_SETSIZE) return;
+    const int own = cores[(place_of[caller] + number) % core_count];
+    if (own == *core) return;
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(own, &only);
+    if (!pthread_setaffinity_np(pthread_self(), sizeof only, &only)) *core = own;
+}
+#else
+static void know_cores(void) {}
+static void note_core(void) {}
+static void keep_apart(int number, int *core) { (void)number, (void)core; }
+#endif
+
 static void take_items(int number) {
     int64_t item;
     while ((item = atomic_fetch_add(&next_item, 1)) < job_items) job(job_context, item, number);
@@ -79,8 +114,10 @@ static void leave_job(void) {
 static void *worker(void *argument) {
     const int number = (int)(intptr_t)argument;
     unsigned seen = 0;
+    int core = -1;
     for (;;) {
         seen = await_job(seen);
+        keep_apart(number, &core);
         unsigned inside = atomic_load(&state);
         while ((inside & OPEN) && number < wanted)
             if (atomic_compare_exchange_weak(&state, &inside, inside + 1)) {
@@ -109,6 +146,7 @@ static void forget_workers(void) {
 static void start_workers(void) {
     static int registered;
     if (!registered) registered = pthread_atfork(NULL, NULL, forget_workers) == 0;
+    if (started < wanted) know_cores();
     while (started < wanted && registered) {
         pthread_t thread;
         pthread_attr_t attributes;
@@ -142,6 +180,7 @@ void mf_pool_run(mf_task task, void *context, int64_t items) {
     job = task;
     job_context = context;
     job_items = items;
+    note_core();
     atomic_store(&next_item, 0);
     atomic_store(&state, OPEN);
     atomic_fetch_add(&generation, 1);
