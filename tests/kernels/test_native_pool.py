@@ -137,3 +137,15 @@ def test_more_threads_than_cores_do_not_collapse() -> None:
         for tid in TASKS.iterdir():
             os.sched_setaffinity(int(tid.name), cores)
     assert seconds[8] < 3 * seconds[1] + 2e-3
+
+
+@pytest.mark.skipif(native.available_cores() < 2 or not TASKS.is_dir(), reason="needs two cores and Linux")
+def test_a_worker_keeps_to_a_core_of_its_own() -> None:
+    """Left alone, the system may run it on its caller's for seconds, the other idle; the caller goes where it likes."""
+    native.set_threads(2)
+    w, x = matrix(4000, 512), mx.random.normal((3, 512))
+    until = time.monotonic() + 20
+    while not any(len(os.sched_getaffinity(int(task.name))) == 1 for task in TASKS.iterdir()):
+        assert time.monotonic() < until, "no worker keeps to one core"
+        cpu.linear_cpu(x, w)
+    assert len(os.sched_getaffinity(0)) == native.available_cores()
