@@ -123,9 +123,8 @@ def plan_memory(
     """
     fixed = resident_bytes + state_bytes + scratch_bytes
     per_slot = sum(expert_bytes_per_layer.values())
-    least = min(1, experts)
-    if isinstance(requested, int) and requested < least:
-        raise UsageError(what="--expert-slots", got=str(requested), expected=f"at least {least}")
+    if isinstance(requested, int) and requested < 1:
+        raise UsageError(what="--expert-slots", got=str(requested), expected="at least 1")
     what = "memory budget"
     if requested == "auto" and budget_bytes is None:
         what = f"{float(AUTO_SHARE):.0%} of the memory available"
@@ -141,7 +140,7 @@ def plan_memory(
     if not per_slot:
         slots = 0
     elif requested == "auto":
-        slots = max(least, min(experts, ((budget_bytes or 0) - fixed) // per_slot))
+        slots = max(1, min(experts, ((budget_bytes or 0) - fixed) // per_slot))
     else:
         slots = min(requested, experts) if isinstance(requested, int) else experts
     everything = not per_slot or requested == "resident" or (requested == "auto" and slots == experts)
@@ -157,7 +156,7 @@ def plan_memory(
         mapped=mapped,
     )
     if budget_bytes is not None and plan.total_bytes > budget_bytes:
-        raise _too_small(what, plan, budget_bytes, fixed + least * per_slot)
+        raise _too_small(what, plan, budget_bytes, fixed + per_slot)
     return plan
 
 

@@ -34,7 +34,7 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
         said = done.stdout + done.stderr
         assert done.returncode == 0, f"{text}\n{said}"
         ran += 1
-    assert (ran, shown) == (11, 8)
+    assert (ran, shown) == (12, 9)
     assert "<title>mine is accepted</title>" in (folder / "verdict.html").read_text("utf-8")
 
 
