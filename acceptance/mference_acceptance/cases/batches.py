@@ -23,7 +23,8 @@ def ragged_batches(context: Context) -> Figures:
     exact = mx.default_device() == mx.Device(mx.cpu)
     worst = 0.0
     with context.engine() as engine:
-        slots = min(engine.checkpoint.arch.top_k_experts + 1, engine.checkpoint.arch.num_experts)
+        arch = engine.checkpoint.arch
+        slots = min(arch.top_k_experts + 1, arch.num_experts) if arch.num_experts else "resident"
         alone = [_advance(engine, [prompt], [extra]) for prompt, extra in zip(prompts, more, strict=True)]
         together = _advance(engine, prompts, more)
     with context.engine(slots=slots) as engine:
