@@ -253,7 +253,7 @@ def fields_table(record: Any) -> str:
     return "\n".join(rows) + "\n\nNot supported: " + ", ".join(refused) + "."
 
 
-def _kind(kind: Any) -> str:  # noqa: PLR0911  one return per kind
+def _kind(kind: Any) -> str:  # noqa: C901, PLR0911  one return per kind
     """Return what a value must be, in a few words."""
     from mference_core.server import fields  # noqa: PLC0415
 
