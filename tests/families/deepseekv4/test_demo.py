@@ -13,6 +13,7 @@ from mference_core.conversation import Conversation
 from mference_core.engine import Engine, LoadOptions
 from mference_core.generate import GenerateOptions
 from mference_core.sampling import SamplingOptions
+from mference_core.testing.demos import answer, check_shape
 from mference_core.testing.dialects import call, function
 from mference_core.tokens import Tokenizer
 
@@ -26,14 +27,7 @@ SUM = {"role": "user", "content": "What is 123 + 456?"}
 
 
 def run(cli: Any, tmp_path: Path, messages: Any, tools: Any = None, *more: object) -> dict[str, Any]:
-    (tmp_path / "messages.json").write_text(json.dumps(messages))
-    (tmp_path / "tools.json").write_text(json.dumps(tools))
-    extra = ("--tools-file", tmp_path / "tools.json") if tools else ()
-    where = ("--family", "deepseekv4", "--messages-file", tmp_path / "messages.json", *extra)
-    code, out, err = cli("run", *where, "--temperature", 0, "--max-new", 120, "--json", "--quiet", *more)
-    assert code == 0, err
-    facts: dict[str, Any] = json.loads(out)
-    return facts
+    return answer(cli, tmp_path, "deepseekv4", messages, tools, *more)
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -41,9 +35,7 @@ def user(text: str) -> list[dict[str, str]]:
 
 
 def test_it_is_small_and_carries_no_path() -> None:
-    files = [path for path in DEMO.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 6_000_000
-    assert not (DEMO / "verified-install.json").exists()
+    check_shape(DEMO)
 
 
 def test_every_id_is_one_token() -> None:

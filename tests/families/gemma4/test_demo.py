@@ -16,6 +16,7 @@ from mference_core.conversation import Conversation
 from mference_core.engine import Engine, LoadOptions
 from mference_core.generate import GenerateOptions, Generation
 from mference_core.sampling import SamplingOptions
+from mference_core.testing.demos import answer, check_shape
 from mference_core.tokens import Tokenizer
 
 WEATHER = [
@@ -38,20 +39,11 @@ def demo(gemma4_reference: Path) -> Path:
 
 
 def _run(cli: Any, tmp_path: Path, messages: Any, tools: Any = None, *more: object) -> dict[str, Any]:
-    (tmp_path / "messages.json").write_text(json.dumps(messages))
-    (tmp_path / "tools.json").write_text(json.dumps(tools))
-    extra = ("--tools-file", tmp_path / "tools.json") if tools else ()
-    where = ("--family", "gemma4", "--messages-file", tmp_path / "messages.json", *extra)
-    code, out, err = cli("run", *where, "--temperature", 0, "--max-new", 200, "--json", "--quiet", *more)
-    assert code == 0, err
-    facts: dict[str, Any] = json.loads(out)
-    return facts
+    return answer(cli, tmp_path, "gemma4", messages, tools, *more)
 
 
 def test_it_is_small_and_carries_no_path(demo: Path) -> None:
-    files = [path for path in demo.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 6_000_000
-    assert not (demo / "verified-install.json").exists()
+    check_shape(demo)
 
 
 def test_a_raw_prompt_becomes_a_story(cli: Any) -> None:
