@@ -1,7 +1,8 @@
 """Runs installs that kill themselves: reads commands, forks one process per command, says how it ended.
 
 A step is a call that changes the file system. A command is `STEP OUTPUT ENDPOINT FOLDER OVERWRITE`: the install is
-killed before its step of that number, or in the middle of it if the step is a write. No install code knows of this.
+killed before its step of that number, or in the middle of it if the step is a write; `swap+N` is that many steps after
+the swap of two installs, whatever its number. No install code knows of this.
 """
 
 import gc
@@ -27,8 +28,9 @@ CALLS = (*WRITES, "open", "ftruncate", "fsync", "rename", "replace", "unlink", "
 class Killer:
     """Counts steps and kills this process at one of them, after saying which it was."""
 
-    def __init__(self, step: int, said: int) -> None:
-        self.left, self.said, self.lock = step, said, threading.Lock()
+    def __init__(self, step: str, said: int) -> None:
+        self.after, _, count = step.rpartition("+")
+        self.left, self.said, self.lock = int(count), said, threading.Lock()
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call`, counted."""
@@ -37,7 +39,8 @@ class Killer:
             if name == "open" and not arguments[1] & os.O_CREAT:
                 return call(*arguments, **options)
             with self.lock:
-                self.left -= 1
+                self.after = "" if name == self.after else self.after
+                self.left -= not self.after
                 if self.left < 0:
                     if name in WRITES:
                         handle, data, *rest = arguments
@@ -52,14 +55,14 @@ class Killer:
 REAL = {name: getattr(os, name) for name in CALLS}
 
 
-def child(step: int, said: int, output: Path, hub: FakeHub, *, overwrite: bool) -> None:
+def child(step: str, said: int, output: Path, hub: FakeHub, *, overwrite: bool) -> None:
     """Install until killed."""
     killer = Killer(step, said)
     for name, call in REAL.items():
         setattr(os, name, killer.wrap(name, call))
     transaction.swap = killer.wrap("swap", transaction.swap)
     install_from(hub, output, hub=hub_of(hub, token=OWN), overwrite=overwrite, connections=2)
-    REAL["write"](said, f"done {step - killer.left}\n".encode())
+    REAL["write"](said, f"done {int(step.rpartition('+')[2]) - killer.left}\n".encode())
 
 
 def main() -> None:
@@ -76,7 +79,7 @@ def main() -> None:
         come, said = os.pipe()
         if (process := os.fork()) == 0:
             try:
-                child(int(step), said, Path(output), hub, overwrite=overwrite.strip() == "1")
+                child(step, said, Path(output), hub, overwrite=overwrite.strip() == "1")
                 os._exit(0)
             except BaseException as error:  # noqa: BLE001
                 REAL["write"](said, f"failed {type(error).__name__} {error}\n".encode())
