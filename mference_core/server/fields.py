@@ -41,7 +41,8 @@ def wrong_type(path: str, value: Any, expected: str) -> ApiError:
 
 def inside(path: str, name: str) -> str:
     """Return the path of a field of the object at `path`."""
-    return f"{path}.{name}" if path else name
+    shown = name[:100] if name.isprintable() else ascii(name[:100])[1:-1]
+    return f"{path}.{shown}" if path else shown
 
 
 @frozen(kw_only=True)

@@ -437,3 +437,11 @@ def test_a_count_takes_what_decides_the_prompt() -> None:
     assert count_request({key: MESSAGES[key] for key in keep}).messages[0]["role"] == "system"
     with pytest.raises(ApiError, match="max_tokens is no field"):
         count_request(copy.deepcopy(MESSAGES))
+
+
+@pytest.mark.parametrize("name", ["\n", "a\r\nb", "\x1b[31m", "x" * 5000])
+def test_an_unknown_fields_name_is_told_in_one_short_line(name: str) -> None:
+    error = error_of(lambda: DIALECTS["/v1/chat/completions"].read({**copy.deepcopy(CHAT), name: 1}))
+    assert error is not None
+    assert error.message.isprintable()
+    assert len(error.message) < 200
