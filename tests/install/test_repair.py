@@ -133,7 +133,7 @@ def test_without_digests_it_stops_when_the_file_is_good(
     report = repair(hub, install)
     assert tree(install) == good
     assert report.changed_bytes <= 1024
-    assert report.fetched_bytes < whole / 2
+    assert report.fetched_bytes < whole * 3 / 4  # the file is found good a few reads after the one that mended it
     assert sent_weights(hub) <= report.fetched_bytes + 5 * 1024  # what was on its way when the file was good
 
 
