@@ -2,24 +2,21 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, Queue
 from threading import Lock, Thread
 
 from attrs import define, field, frozen
 
-from mference_core.errors import InstallError
 from mference_core.install.answers import RemoteFile
 from mference_core.install.files import OutputFiles, RangeWriter
 from mference_core.install.http import HubClient, Stopped
 from mference_core.install.ranges import RangeRequest
+from mference_core.install.settling import Settled, Settler
 
 BUFFER_BYTES = 1 << 20
 _WAKE_SECONDS = 0.2
 _JOIN_SECONDS = 5.0
-
-Settled = Callable[[list[tuple[RangeRequest, str]]], None]
 
 
 @frozen(kw_only=True)
@@ -35,8 +32,8 @@ class _Block:
 class Transfer:
     """Fetches requests into output files.
 
-    `connections` threads receive, the calling thread alone writes, and one thread makes finished requests durable,
-    reads them back for their digests and hands them to `settled`. Memory is bounded by the buffers: two MiB and a
+    `connections` threads receive, the calling thread alone writes, and others make finished requests durable, read
+    them back for their digests and hand them to `settled`. Memory is bounded by the buffers: two MiB and a
     half per connection.
     """
 
@@ -60,24 +57,22 @@ class Transfer:
         for _ in range(2 * count + 2):
             self._free.put(bytearray(BUFFER_BYTES))
         threads = [Thread(target=self._fetch, name=f"mference-fetch-{i}", daemon=True) for i in range(count)]
-        with ThreadPoolExecutor(1, thread_name_prefix="mference-settle") as settler:
-            finished = list[RangeRequest]()
-            try:
-                for thread in threads:
-                    thread.start()
-                self._write(len(requests), finished, settler)
-            except BaseException:
-                self._todo.clear()
-                self.client.stop()
-                settler.shutdown()
-                with suppress(OSError, InstallError):  # the first failure is the one to tell
-                    self._settle(finished)
-                raise
-            finally:
-                for thread in threads:
-                    if thread.ident is not None:
-                        thread.join(_JOIN_SECONDS)
-                self._inbox, self._free = Queue(), Queue()
+        settler = Settler(outputs=self.outputs, settled=self.settled, failed=self._inbox.put)
+        try:
+            for thread in threads:
+                thread.start()
+            self._write(len(requests), settler)
+            settler.finish()
+        except BaseException:
+            self._todo.clear()
+            self.client.stop()
+            settler.close()
+            raise
+        finally:
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(_JOIN_SECONDS)
+            self._inbox, self._free = Queue(), Queue()
 
     # --- receiving
 
@@ -116,11 +111,10 @@ class Transfer:
             with suppress(Empty):
                 return self._free.get(timeout=_WAKE_SECONDS)
 
-    # --- writing and settling
+    # --- writing
 
-    def _write(self, count: int, finished: list[RangeRequest], settler: ThreadPoolExecutor) -> None:
+    def _write(self, count: int, settler: Settler) -> None:
         writers = dict[str, RangeWriter]()
-        settling: Future[None] | None = None
         while count:
             item = self._inbox.get()
             match item:
@@ -133,25 +127,7 @@ class Transfer:
                     self.received(item.request.shard, item.size)
                 case RangeRequest():
                     assert writers.pop(item.ident).complete
-                    finished.append(item)
+                    settler.add(item)
                     count -= 1
                 case BaseException():
-                    if settling is not None:
-                        settling.result()
                     raise item
-            if settling is not None and settling.done():
-                settling.result()
-                settling = None
-            if finished and settling is None:
-                # Whatever was finished while the last batch was being settled shares one sync.
-                settling = settler.submit(self._settle, finished.copy())
-                finished.clear()
-        if settling is not None:
-            settling.result()
-        self._settle(finished)
-
-    def _settle(self, requests: list[RangeRequest]) -> None:
-        if requests:
-            self.outputs.sync(requests)
-            self.settled([(request, self.outputs.digest(request)) for request in requests])
-            requests.clear()

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from mference_core.errors import InstallError, UsageError
+from mference_core.install.http import HubClient
 from mference_core.install.hub import Hub, check_repo, hub_from_environment
-from mference_core.testing.fake_hub import FakeHub
+from mference_core.testing.fake_hub import REPO, FakeHub, serving
 from mference_core.testing.toy_installs import install_from
 
 WORD = "hf_word"
@@ -88,3 +89,14 @@ def test_proxies_are_honoured(monkeypatch: pytest.MonkeyPatch, hub: FakeHub, out
     assert not hub.asked
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     install_from(hub, output)
+
+
+def test_bytes_come_in_large_pieces(tmp_path: Path) -> None:
+    """Small ones cost more in Python than their bytes do, which is what bounds a fast line."""
+    (tmp_path / "large.bin").write_bytes(bytes(8 << 20))
+    with serving(FakeHub(tmp_path)) as fake, HubClient(hub=Hub(endpoint=fake.endpoint), repo=REPO) as client:
+        file = client.head("large.bin", "main")
+        assert file is not None
+        pieces = [len(piece) for piece in client.read_range(file, 0, 8 << 20)]
+    assert sum(pieces) == 8 << 20
+    assert max(pieces) > 64 << 10
