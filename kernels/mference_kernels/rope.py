@@ -20,12 +20,19 @@ def proportional_frequencies(dims: int, theta: float, factor: float) -> mx.array
     The exponent's divisor is the whole `dims`, so this is not a rotation of the first dims alone.
     Raises: ValueError if `dims` is odd.
     """
+    turning = int(factor * dims // 2)
+    return _rounded([angle if pair < turning else 0.0 for pair, angle in enumerate(_angles(dims, theta))])
+
+
+def _angles(dims: int, theta: float) -> list[float]:
     if dims % 2:
         raise ValueError(f"[rope] dims must be even but got {dims}")
-    turning = int(factor * dims // 2)
-    pairs = mx.arange(dims // 2, dtype=mx.float32)
-    angles = mx.power(mx.array(theta, mx.float32), -2.0 * pairs / dims)
-    return mx.where(pairs < turning, angles, 0.0)
+    return [theta ** (-2 * pair / dims) for pair in range(dims // 2)]
+
+
+def _rounded(angles: list[float]) -> mx.array:
+    """Return frequencies, taken in double precision, rounded once: a position multiplies what a device's power is off by."""
+    return mx.array(angles, dtype=mx.float32)
 
 
 def yarn_frequencies(
@@ -36,15 +43,16 @@ def yarn_frequencies(
     A pair is as it was if it turns more than `beta_fast` times over `original` tokens, and divided if less than
     `beta_slow` times. float32, shape (dims/2,).   Raises: ValueError if `dims` is odd.   Source: arXiv 2309.00071.
     """
-    plain = default_frequencies(dims, theta)
 
     def pair(turns: float) -> float:
         return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = max(math.floor(pair(beta_fast)), 0), min(math.ceil(pair(beta_slow)), dims - 1)
     span = high - low if high != low else 0.001
-    ramp = mx.clip((mx.arange(dims // 2, dtype=mx.float32) - low) / span, 0, 1)
-    return plain / factor * ramp + plain * (1 - ramp)
+    ramp = [min(max((pair - low) / span, 0.0), 1.0) for pair in range(dims // 2)]
+    return _rounded(
+        [plain / factor * slow + plain * (1 - slow) for plain, slow in zip(_angles(dims, theta), ramp, strict=True)]
+    )
 
 
 def rope_ops(x: mx.array, positions: mx.array, frequencies: mx.array) -> mx.array:

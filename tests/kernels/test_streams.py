@@ -357,7 +357,7 @@ def test_scaled_frequencies_divide_slow_pairs_and_keep_fast_ones() -> None:
     assert 15 < low < high < 26
     for i, (before, after) in enumerate(zip(plain, got, strict=True)):
         ramp = min(1.0, max(0.0, (i - math.floor(low)) / (math.ceil(high) - math.floor(low))))
-        assert after == pytest.approx(before / 16 * ramp + before * (1 - ramp), rel=1e-5)
+        assert after == pytest.approx(before / 16 * ramp + before * (1 - ramp), rel=2**-23)
         assert turns[i] < 1.1 or after > before / 16 * 1.01
     assert numbers(
         yarn_frequencies(64, 1e4, factor=1.0, original=4096, beta_fast=32.0, beta_slow=1.0)
