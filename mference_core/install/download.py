@@ -1,6 +1,6 @@
 """One download into a staging directory: begun or resumed, fetched, checked; its saved state never says too much."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from typing import Self
@@ -28,7 +28,7 @@ class Download:
     """The payload files of one install, under the output's lock.
 
     A range is recorded once its bytes are durable and were read back; a source file that does not have the digest its
-    hub states loses the records of all its ranges.
+    hub states loses the records of all its ranges. `doubt` is given the names of such files first, and may raise.
     """
 
     client: HubClient
@@ -38,11 +38,19 @@ class Download:
     files: OutputFiles
     checks: Checks
     saved: Saved
+    doubt: Callable[[Iterable[str]], None]
     reused_bytes: int = field(default=0, init=False)
     _received_bytes: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, client: HubClient, target: Target, plan: RemotePlan, tell: Tell) -> Self:
+    def of(
+        cls,
+        client: HubClient,
+        target: Target,
+        plan: RemotePlan,
+        tell: Tell,
+        doubt: Callable[[Iterable[str]], None],
+    ) -> Self:
         """Return the download of a plan, nothing of it done."""
         files = OutputFiles(root=target.partial, plan=plan.requests)
         remote, fingerprint = plan.remote, plan_fingerprint(plan.requests)
@@ -51,6 +59,7 @@ class Download:
             target=target,
             plan=plan,
             tell=tell,
+            doubt=doubt,
             files=files,
             checks=Checks(
                 client=client,
@@ -181,6 +190,7 @@ class Download:
             wrong = self.checks.wrong_sources(lambda done, total: self._stage(CHECKING, done, total))
             if not wrong:
                 return
+            self.doubt(wrong)
             self._drop(wrong)
             if last:
                 shard, found = min(wrong.items())

@@ -1,6 +1,7 @@
 """What a repository holds, without its weights: commit, config, index, tensor headers, tokenizer files (gturbo-format 17)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from attrs import frozen
@@ -10,6 +11,7 @@ from mference_core.errors import DigestMismatch, ManifestError, SourceError
 from mference_core.install.answers import RemoteFile
 from mference_core.install.finish import CONFIG_NAME, TOKENIZER_NAMES
 from mference_core.install.http import HubClient
+from mference_core.install.kept import Kept
 from mference_core.safetensors_index import (
     INDEX_CAP_BYTES,
     INDEX_NAME,
@@ -37,7 +39,8 @@ TOKENIZER_CAP_BYTES = {
 class RemoteSource:
     """A repository at a commit: its headers as a `Source`, its files with what the hub says of them.
 
-    `files` are the safetensors files by name, `heads` the first bytes of each; `tokenizer` the small files to copy.
+    `files` are the safetensors files by name, `heads` the first bytes of each; `tokenizer` the small files to copy;
+    `parts` what was read of each file.
     """
 
     repo: str
@@ -48,21 +51,34 @@ class RemoteSource:
     files: Mapping[str, RemoteFile]
     heads: Mapping[str, bytes]
     tokenizer: Mapping[str, RemoteFile]
+    parts: tuple[tuple[RemoteFile, bytes], ...]
 
 
 def read_metadata(
-    client: HubClient, revision: str, *, commit: str | None = None, index_sha256: str | None = None
+    client: HubClient,
+    revision: str,
+    *,
+    commit: str | None = None,
+    index_sha256: str | None = None,
+    kept: Kept | None = None,
 ) -> RemoteSource:
     """Read everything but weights, all at one commit: `commit`, or the one `revision` is now.
 
-    `index_sha256` is the pinned digest of the index file. Raises `SourceError`, `DigestMismatch` and, for content,
-    `ManifestError`.
+    `index_sha256` is the pinned digest of the index file; what `kept` holds is not asked for again. Raises
+    `SourceError`, `DigestMismatch` and, for content, `ManifestError`.
     """
-    where = Path(client.repo)
+    where, parts = Path(client.repo), list[tuple[RemoteFile, bytes]]()
+
+    def known(file: RemoteFile, read: Callable[[], bytes]) -> bytes:
+        found = kept.find(file) if kept is not None else None
+        parts.append((file, read() if found is None else found))
+        return parts[-1][1]
+
     first = client.head(INDEX_NAME, commit or revision)
     index = None
     if first is not None:
-        index = decode_index(client.read_small(first, INDEX_CAP_BYTES), where / INDEX_NAME)
+        data = known(first, lambda: client.read_small(first, INDEX_CAP_BYTES))
+        index = decode_index(data, where / INDEX_NAME)
         _check_pinned(index, client.repo, index_sha256)
     elif index_sha256 is not None:
         raise _lacks(client.repo, INDEX_NAME)
@@ -75,9 +91,9 @@ def read_metadata(
     if commit is not None and at != commit:
         raise _moved(client.repo, found.name, at, commit)
     config = _required(client, CONFIG_NAME, at)
-    seen = peek_config(where, client.read_small(config, CONFIG_CAP_BYTES))
+    seen = peek_config(where, known(config, lambda: client.read_small(config, CONFIG_CAP_BYTES)))
     files = {name: _shard_file(client, name, at) for name in (index.names if index else (SINGLE_NAME,))}
-    heads = {name: _head(client, file, where / name) for name, file in files.items()}
+    heads = {name: known(file, partial(read_head, client, file)) for name, file in files.items()}
     shards = tuple(decode_shard(head, where / name, files[name].size or 0) for name, head in heads.items())
     tokenizer = {name: _optional(client, name, at) for name in TOKENIZER_NAMES}
     return RemoteSource(
@@ -89,6 +105,7 @@ def read_metadata(
         files=files,
         heads=heads,
         tokenizer={name: file for name, file in tokenizer.items() if file is not None},
+        parts=tuple(parts),
     )
 
 
@@ -131,9 +148,9 @@ def _moved(repo: str, name: str, found: str, commit: str) -> SourceError:
     return SourceError(what=f"{repo} {name}", got=f"at commit {found}", expected=commit)
 
 
-def _head(client: HubClient, file: RemoteFile, path: Path) -> bytes:
-    """Return the length prefix and header of a safetensors file."""
+def read_head(client: HubClient, file: RemoteFile) -> bytes:
+    """Return the length prefix and header of a safetensors file; raises `SourceError` and `ManifestError`."""
     size = file.size or 0
     prefix = b"".join(client.read_range(file, 0, min(PREFIX_BYTES, size)))
-    length = header_bytes(prefix, path, size)
+    length = header_bytes(prefix, Path(client.repo) / file.name, size)
     return prefix + b"".join(client.read_range(file, PREFIX_BYTES, length))

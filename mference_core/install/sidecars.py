@@ -8,6 +8,8 @@ from pathlib import Path
 
 from attrs import evolve
 
+from mference_core.errors import MferenceError
+from mference_core.gturbo.receipt import RECEIPT_CAP_BYTES, decode_receipt
 from mference_core.install.answers import RemoteFile
 from mference_core.install.files import METADATA_DIR
 from mference_core.install.finish import CONFIG_NAME, write_all, write_manifest, write_small
@@ -15,7 +17,9 @@ from mference_core.install.http import HubClient
 from mference_core.install.metadata import TOKENIZER_CAP_BYTES
 from mference_core.install.planning import RemotePlan
 from mference_core.install.report import FINISHING, InstallProgress, Progress
+from mference_core.install.saved import Saved, read_saved
 from mference_core.install.transaction import Target, forget, install_errors, promote, sync_directory
+from mference_core.jsondata import read_capped
 from mference_core.manifest import LAYOUT_NAME, MANIFEST_NAME, RECEIPT_NAME, FileEntry
 
 TOKENIZER_DIR = "tokenizer"
@@ -53,21 +57,43 @@ def finish(
 
 
 def finish_promotion(target: Target) -> None:
-    """Complete a promotion that was killed after its rename; nothing to do otherwise.
-
-    The folder of a download's metadata goes with the staging directory when that takes the final name, and is removed
-    last: where it is says which of two directories is the new one.
-    """
-    if not target.final.exists():
+    """Complete a promotion that was killed after its rename; nothing to do otherwise."""
+    if not _was_promoted(target):
         return
     with install_errors(target.final):
-        if (target.final / METADATA_DIR).is_dir():
-            if target.partial.exists():
-                shutil.rmtree(target.partial)
-            _remove_metadata(target)
-            forget(target)
-        elif target.checkpoint.exists() and not target.partial.exists():
-            forget(target)
+        if target.partial.exists():
+            shutil.rmtree(target.partial)
+        _remove_metadata(target)
+        forget(target)
+
+
+def _was_promoted(target: Target) -> bool:
+    """Say whether an install got its name, and what made it was not all removed.
+
+    The folder of a download's metadata goes with the staging directory when that takes the final name: where it is says
+    which of two directories is the new one. It is removed after the old one, and the saved state after it.
+    """
+    if (target.final / METADATA_DIR).is_dir():
+        return True
+    return target.final.exists() and target.checkpoint.exists() and not target.partial.exists()
+
+
+def promoted_download(target: Target) -> Saved | None:
+    """Return the download whose promotion `finish_promotion` would complete, if there is one and it can be known.
+
+    The saved state tells, if it is complete and the install that is there says that it is of that repository and commit.
+    """
+    if not _was_promoted(target):
+        return None
+    try:
+        saved = read_saved(target)
+        receipt = decode_receipt(read_capped(target.final / RECEIPT_NAME, RECEIPT_CAP_BYTES, "receipt"))
+    except MferenceError:
+        return None
+    if saved is None or saved.done_source_bytes != saved.total_source_bytes:
+        return None
+    same = (receipt.source_repo_id, receipt.source_revision) == (saved.repo, saved.commit)
+    return saved if same else None
 
 
 def _remove_metadata(target: Target) -> None:

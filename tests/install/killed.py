@@ -1,8 +1,8 @@
 """Runs installs that kill themselves: reads commands, forks one process per command, says how it ended.
 
 A step is a call that changes the file system. A command is `STEP OUTPUT ENDPOINT FOLDER OVERWRITE`: the install is
-killed before its step of that number, or in the middle of it if the step is a write; `swap+N` is that many steps after
-the swap of two installs, whatever its number. No install code knows of this.
+killed before its step of that number, or in the middle of it if the step is a write; `finish+N` is that many steps after
+the last range, from where on they are the same in every run. No install code knows of this.
 """
 
 import gc
@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mference_core.install import transaction
+from mference_core.install import remote, transaction
 from mference_core.testing.fake_hub import FakeHub
 from mference_core.testing.toy_installs import hub_of, install_from
 
@@ -61,6 +61,7 @@ def child(step: str, said: int, output: Path, hub: FakeHub, *, overwrite: bool) 
     for name, call in REAL.items():
         setattr(os, name, killer.wrap(name, call))
     transaction.swap = killer.wrap("swap", transaction.swap)
+    remote.finish = killer.wrap("finish", remote.finish)
     install_from(hub, output, hub=hub_of(hub, token=OWN), overwrite=overwrite, connections=2)
     REAL["write"](said, f"done {int(step.rpartition('+')[2]) - killer.left}\n".encode())
 

@@ -252,6 +252,35 @@ def test_failure_says_what_is_kept_and_how_to_go_on(cli: Any, fake: FakeHub, ins
     assert "resuming" in {event.get("stage") for event in events(out)}
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_stopped_between_its_name_and_its_end(cli: Any, fake: FakeHub, installed: Path, *, as_json: bool) -> None:
+    """The same command says that it is installed, of this family, and downloads nothing; the one after that refuses."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mference_core.install.sidecars.forget", stop)
+        assert cli("install", "--family", "gemma4")[0] == 130
+    fake.clear()
+    code, out, err = cli("install", "--family", "gemma4", *(["--json"] if as_json else []))
+    assert code == 0, err
+    assert not fake.asked
+    files = [item for item in installed.rglob("*") if item.is_file()]
+    count, size = len(files), sum(item.stat().st_size for item in files)
+    if as_json:
+        done = events(out)[-1]
+        assert [event["event"] for event in events(out)] == ["source", "installed"]
+        assert (done["files"], done["size_bytes"], done["downloaded_bytes"]) == (count, size, 0)
+        assert (done["family"], done["commit"], done["model_id"]) == ("gemma4", fake.commit, "toys/tiny")
+    else:
+        assert out.startswith(f"installed {installed}: {count} files, ")
+        assert f"({size} bytes)" in out
+        assert "downloaded" not in out
+    assert beside(installed) == ["gemma4.gturbo"]
+    assert cli("install", "--family", "gemma4")[0] == 1
+
+
 def test_failure_as_events(cli: Any, fake: FakeHub, tmp_path: Path) -> None:
     fake.token = "hf_secret"  # noqa: S105  nobody's
     code, out, err = cli("install", "--repo", REPO, "-o", tmp_path / "x.gturbo", "--json")

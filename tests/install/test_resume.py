@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -33,41 +34,7 @@ from mference_core.testing.toy_installs import (
     shards_of,
 )
 
-DONE = 5
-
-
-def partial(output: Path) -> Path:
-    return Path(f"{output}.partial")
-
-
-def saved_path(output: Path) -> Path:
-    return Path(f"{output}.resume.json")
-
-
-def pause(hub: FakeHub, output: Path, after: int = DONE, **options: Any) -> None:
-    """Install over one connection and interrupt it after some ranges were copied."""
-    plan = planned_toy(hub)
-    limit = sum(request.size for request in plan.requests.ranges[:after])
-
-    def progress(event: InstallProgress) -> None:
-        if event.stage == "copying" and event.done_bytes >= limit:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        install_from(hub, output, progress=progress, connections=1, **options)
-    hub.clear()
-
-
-def recorded(output: Path) -> dict[str, Any]:
-    """Return the saved state as JSON."""
-    values = json.loads(saved_path(output).read_bytes())
-    assert isinstance(values, dict)
-    return values
-
-
-def idents(output: Path) -> list[str]:
-    return [done["id"] for done in recorded(output)["completedRanges"]]
-
+from .pausing import DONE, idents, partial, pause, recorded, saved_path
 
 # --- the format, from its text
 
@@ -180,6 +147,8 @@ def test_paused_install_is_what_the_format_says(hub: FakeHub, output: Path) -> N
         "planFingerprint": fingerprint_of(plan),
         "totalSourceBytes": plan.requests.source_bytes,
     }
+    names = {item.name for item in partial(output).iterdir()}
+    assert names == {"model_weights.bin", "packed_experts", ".remote-metadata"}
     for path, size in plan.requests.outputs.items():
         assert (partial(output) / path).stat().st_size == size
     image = plan.outputs.index_image
@@ -253,12 +222,23 @@ def test_interrupted_install_goes_on(hub: FakeHub, output: Path, after: int) -> 
 
 def test_damaged_range_alone_is_fetched_again(hub: FakeHub, output: Path) -> None:
     """One byte changed on disk between sessions; its file was found good before, and is checked again."""
-    checked = partial(output) / ".remote-metadata/checked.json"
-    plan, copied = planned_toy(hub), 10
-    while not checked.exists():  # files are checked beside the copying, and may be a little behind
-        pause(hub, output, copied)
-        copied += 1
-    assert json.loads(checked.read_text())["files"].keys() >= {shards_of(hub.folder)[0]}
+    plan, checked = planned_toy(hub), partial(output) / ".remote-metadata/checked.json"
+    first = shards_of(hub.folder)[0]
+    pause(hub, output, after=sum(request.shard == first for request in plan.requests.ranges) + 1)
+
+    def progress(event: InstallProgress) -> None:
+        # The first file is whole. Its digest is taken beside the copying, so an interruption may come before its end:
+        # here nothing is copied until it is there.
+        deadline = time.monotonic() + 60
+        while event.stage == "copying":
+            if checked.exists():
+                raise KeyboardInterrupt
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    with pytest.raises(KeyboardInterrupt):
+        install_from(hub, output, progress=progress)
+    assert json.loads(checked.read_text())["files"].keys() == {first}
     damaged = plan.requests.ranges[2]
     copy = damaged.copies[1]
     with (partial(output) / copy.dest_path).open("r+b") as file:
