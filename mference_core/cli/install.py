@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from attrs import asdict, field, frozen
+from attrs import asdict, evolve, field, frozen
 
 from mference_core import plugins
 from mference_core.checkpoint import Peek, peek
@@ -15,6 +15,7 @@ from mference_core.cli.install_progress import Watcher, emit, watcher
 from mference_core.cli.options import notice
 from mference_core.errors import DigestMismatch, MferenceError, UsageError
 from mference_core.experts.plan import format_bytes
+from mference_core.gturbo.digests import DIGESTS_NAME
 from mference_core.locate import check_reads, installed_path
 from mference_core.plugins import LoadedFamily
 
@@ -35,6 +36,7 @@ class Wanted:
     revision: str = ""
     index_sha256: str | None = None
     licence: str = ""
+    expert_digests: bool = False
     loaded: list[LoadedFamily] = field(factory=list)
 
     def reader(self, seen: Peek) -> "Reader":
@@ -102,7 +104,7 @@ def wanted(
 @click.option(
     "--connections", type=click.IntRange(1, 32), default=4, show_default=True, help="Ranges downloaded at a time."
 )
-@click.option("--expert-digests", is_flag=True, help="Then verify it, and add digests of each expert.")
+@click.option("--expert-digests", is_flag=True, help="Add digests of each expert, and list them in the manifest.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON event per line.")
 def command(
     family: str | None,
@@ -122,7 +124,7 @@ def command(
     Memory stays bounded whatever the size, and nothing appears at OUTPUT before it is complete and on disk. A download
     that was stopped goes on with the same command, or is removed with `mference discard`.
     """
-    what = wanted(family, source, repo, revision, output)
+    what = evolve(wanted(family, source, repo, revision, output), expert_digests=expert_digests)
     if plan_only:
         from mference_core.cli.install_plan import show_plan  # noqa: PLC0415
 
@@ -131,7 +133,7 @@ def command(
     watch = watcher(as_json=as_json)
     with _told(what, watch):
         report = _local(what, watch, overwrite) if what.source else _remote(what, watch, overwrite, connections)
-    if expert_digests:
+    if expert_digests and not (report.path / DIGESTS_NAME).exists():  # an earlier session's install, finished only
         _add_digests(what.output, watch)
     values = {**asdict(report), "path": str(report.path), "family": what.loaded[0].family.name}
     if as_json:
@@ -158,6 +160,7 @@ def _local(what: Wanted, watch: Watcher, overwrite: bool) -> "InstallReport":  #
             overwrite=overwrite,
             progress=watch,
             known_ids=reader.known_ids,
+            expert_digests=what.expert_digests,
         )
 
 
@@ -176,11 +179,12 @@ def _remote(what: Wanted, watch: Watcher, overwrite: bool, connections: int) -> 
             overwrite=overwrite,
             progress=watch,
             index_sha256=what.index_sha256,
+            expert_digests=what.expert_digests,
         )
 
 
 def _add_digests(output: Path, watch: Watcher) -> None:
-    """Read the install back, once it is there, and add digests of its parts; raises `DigestMismatch`."""
+    """Read an install that is there, and add digests of its parts; raises `DigestMismatch`."""
     from mference_core.install.verify import verify_install  # noqa: PLC0415
 
     with watch.context():

@@ -52,7 +52,7 @@ def _local(what: Wanted) -> tuple[dict[str, Any], Checkpoint]:
     seen = peek(what.source)
     reader = what.reader(seen)
     checkpoint = open_checkpoint(seen, reader.contract, reader.plan_for)
-    output_bytes, disk_bytes = local_bytes(checkpoint, reader.plan_for)
+    output_bytes, disk_bytes = local_bytes(checkpoint, reader.plan_for, expert_digests=what.expert_digests)
     return {"source": str(what.source), "output_bytes": output_bytes, "disk_bytes": disk_bytes}, checkpoint
 
 
@@ -66,7 +66,7 @@ def _remote(what: Wanted) -> tuple[dict[str, Any], Checkpoint]:
     hub = hub_from_environment()
     with connected(hub, what.repo, what.revision) as client:
         remote = read_metadata(client, what.revision, index_sha256=what.index_sha256)
-    plan = make_plan(remote, what.reader(remote.seen))
+    plan = make_plan(remote, what.reader(remote.seen), expert_digests=what.expert_digests)
     kept = kept_bytes(what.output, what.repo, what.revision)
     facts = {
         "source": f"{what.repo} at {remote.commit}",

@@ -1,7 +1,7 @@
 """Digests of whole files, taken while the rest still downloads: of outputs, and of the source they came from."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from itertools import groupby
 from threading import RLock
@@ -12,6 +12,7 @@ from attrs import define, field
 from mference_core.errors import DigestMismatch, MferenceError
 from mference_core.install.answers import RemoteFile
 from mference_core.install.files import METADATA_DIR, OutputFiles
+from mference_core.install.hashing import THREADS_BESIDE, Hashed, Spans
 from mference_core.install.http import HubClient
 from mference_core.install.ranges import RangePlan, RangeRequest
 from mference_core.install.saved import replace_file
@@ -45,7 +46,8 @@ class Checks:
 
     An output is hashed once every range that fills it is done. A source file is hashed along with its ranges: its
     bytes are read back from where they were put, what no output holds is read from the hub. So bytes that were changed
-    at the source, on the way or on this disk are all found. `heads` are the first bytes of each source file.
+    at the source, on the way or on this disk are all found. `heads` are the first bytes of each source file, `parts`
+    the spans of outputs that get digests of their own.
     """
 
     client: HubClient
@@ -54,11 +56,14 @@ class Checks:
     fingerprint: str
     files: Mapping[str, RemoteFile]
     heads: Mapping[str, bytes]
+    parts: Mapping[str, Sequence[Spans]] = field(factory=dict)
     checked: dict[str, str] = field(factory=dict, init=False)
     _missing: dict[str, set[str]] = field(factory=dict, init=False)
-    _hashes: dict[str, Future[str]] = field(factory=dict, init=False)
+    _hashes: dict[str, Future[Hashed]] = field(factory=dict, init=False)
     _sources: dict[str, _SourceFile] = field(factory=dict, init=False)
-    _pool: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="mference-hash"))
+    _pool: ThreadPoolExecutor = field(
+        factory=lambda: ThreadPoolExecutor(THREADS_BESIDE, thread_name_prefix="mference-hash")
+    )
     _lock: RLock = field(factory=RLock, init=False)
 
     def begin(self, done: set[str]) -> None:
@@ -76,7 +81,7 @@ class Checks:
             if self.files[shard].digest is not None and shard not in self.checked:
                 self._sources[shard] = _SourceFile(requests=requests)
         for name in [name for name, left in self._missing.items() if not left]:
-            self._hashes[name] = self._pool.submit(self.outputs.hash, name)
+            self._hash(name)
         for request in self.plan.ranges:
             if request.ident in done:
                 self.done(request)
@@ -92,13 +97,16 @@ class Checks:
             for name in {copy.dest_path for copy in request.copies}:
                 self._missing[name].discard(request.ident)
                 if not self._missing[name] and name not in self._hashes:
-                    self._hashes[name] = self._pool.submit(self.outputs.hash, name)
+                    self._hash(name)
             source = self._sources.get(request.shard)
             if source is not None:
                 source.done.add(request.ident)
                 if source.ready and not source.running:
                     source.running = True
                     self._pool.submit(self._advance, request.shard, source)
+
+    def _hash(self, name: str) -> None:
+        self._hashes[name] = self._pool.submit(self.outputs.hash, name, self.parts.get(name, ()))
 
     # --- answers
 
@@ -127,8 +135,8 @@ class Checks:
             for shard in {request.shard for request in requests}:
                 self._sources[shard] = _SourceFile(requests=self._by_shard()[shard])
 
-    def output_hashes(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and SHA-256 of each output as it is known."""
+    def output_hashes(self) -> Iterator[tuple[str, Hashed]]:
+        """Yield the name and digests of each output as they are known."""
         for name in self.plan.outputs:
             yield name, self._hashes[name].result()
 

@@ -8,9 +8,12 @@ from typing import Self
 from attrs import define, evolve, field
 
 from mference_core.errors import InstallError
+from mference_core.gturbo.digests import Digests
 from mference_core.install.checks import Checks, corrupt
 from mference_core.install.files import OutputFiles
+from mference_core.install.hashing import Hashed
 from mference_core.install.http import HubClient
+from mference_core.install.parts import made_digests
 from mference_core.install.planning import RemotePlan
 from mference_core.install.ranges import RangeRequest, plan_fingerprint
 from mference_core.install.report import CHECKING, COPYING, HASHING, RESERVING, RESUMING, InstallProgress
@@ -40,6 +43,7 @@ class Download:
     saved: Saved
     doubt: Callable[[Iterable[str]], None]
     reused_bytes: int = field(default=0, init=False)
+    digests: Digests | None = field(default=None, init=False)
     _received_bytes: int = field(default=0, init=False)
 
     @classmethod
@@ -68,6 +72,7 @@ class Download:
                 fingerprint=fingerprint,
                 files=remote.files,
                 heads=remote.heads,
+                parts=plan.parts,
             ),
             saved=Saved(
                 repo=remote.repo,
@@ -226,15 +231,16 @@ class Download:
         self.checks.again(requests)
 
     def hashes(self) -> dict[str, FileEntry]:
-        """Return size and SHA-256 of every payload file."""
-        found, done, total = dict[str, FileEntry](), 0, sum(self.plan.requests.outputs.values())
+        """Return size and SHA-256 of every payload file; then `digests` are those of their parts, if asked for."""
+        found, done, total = dict[str, Hashed](), 0, sum(self.plan.requests.outputs.values())
         self._stage(HASHING, total=total)
-        for name, digest in self.checks.output_hashes():
-            size = self.plan.requests.outputs[name]
-            found[name] = FileEntry(size=size, sha256=digest)
-            done += size
+        for name, hashed in self.checks.output_hashes():
+            found[name] = hashed
+            done += hashed.size
             self._stage(HASHING, done, total, name)
-        return found
+        if self.plan.expert_digests:
+            self.digests = made_digests(found)
+        return {name: FileEntry(size=hashed.size, sha256=hashed.sha256) for name, hashed in found.items()}
 
     # --- telling
 

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
@@ -11,6 +11,7 @@ from attrs import define, field
 
 from mference_core.errors import InstallError
 from mference_core.install.finish import write_all
+from mference_core.install.hashing import Hashed, PartHashes, Spans
 from mference_core.install.ranges import Copy, Piece, RangePlan, RangeRequest, range_digest
 from mference_core.install.transaction import sync_directory
 from mference_core.manifest import WEIGHTS_NAME
@@ -118,12 +119,15 @@ class OutputFiles:
     def _read_copy(self, copy: Copy) -> Iterator[memoryview]:
         return self.read(copy.dest_path, copy.dest_offset, copy.dest_size)
 
-    def hash(self, name: str) -> str:
-        """Return the SHA-256 of a whole output."""
-        digest = sha256()
+    def hash(self, name: str, parts: Sequence[Spans] = ()) -> Hashed:
+        """Return the SHA-256 of a whole output, and of parts of it, in one reading. Raises `OSError`, `InstallError`."""
+        digest, inner, size = sha256(), PartHashes(parts), 0
         for tile in self.read(name, 0, self.plan.outputs[name]):
             digest.update(tile)
-        return digest.hexdigest()
+            if parts:
+                inner.feed(size, tile)
+            size += len(tile)
+        return Hashed(size=size, sha256=digest.hexdigest(), parts=inner.digests())
 
     def read(self, name: str, offset: int, size: int) -> Iterator[memoryview]:
         """Yield bytes of an output in tiles, each valid until the next."""

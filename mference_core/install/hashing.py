@@ -15,6 +15,8 @@ from mference_core.jsondata import read_in_order
 TILE_BYTES = 1 << 20
 # Beside each thread that hashes, one may wait for the disk.
 THREADS = min(16, 2 * (os.cpu_count() or 1))
+THREADS_BESIDE = max(2, min(4, os.cpu_count() or 1))
+"""Threads that hash beside a download."""
 _LOOK_SECONDS = 0.2
 
 Spans = Sequence[tuple[int, int]]

@@ -1,7 +1,7 @@
 """Repack a quantised model directory on this machine into an install, in memory bounded by one tile."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import chain
@@ -13,9 +13,12 @@ from attrs import define, evolve, field
 from mference_core.arch import Arch, ManifestContract
 from mference_core.checkpoint import GTURBO, Checkpoint, open_checkpoint, peek
 from mference_core.errors import InstallError
+from mference_core.gturbo.digests import DIGESTS_NAME, encode_digests
 from mference_core.gturbo.model import EXPERTS_DIR
 from mference_core.install.finish import CONFIG_NAME, TOKENIZER_NAMES, draft_manifest, write_all, write_manifest
+from mference_core.install.hashing import Hashed, PartHashes, Spans
 from mference_core.install.outputs import Outputs, check_quantised, expert_spans, plan_outputs
+from mference_core.install.parts import digests_bytes, made_digests, output_parts
 from mference_core.install.report import InstallProgress, InstallReport, Progress
 from mference_core.install.transaction import (
     abandon,
@@ -44,10 +47,12 @@ def install_local(
     overwrite: bool = False,
     progress: Progress | None = None,
     known_ids: Mapping[str, str] | None = None,
+    expert_digests: bool = False,
 ) -> InstallReport:
     """Install the MLX-quantised directory `source` as `output`; values are moved, never changed.
 
-    `known_ids` maps the SHA-256 of a published index file to the manifest's `modelID`.
+    `known_ids` maps the SHA-256 of a published index file to the manifest's `modelID`. With `expert_digests` the
+    install has digests.json, made in the same reading.
 
     The output appears complete or not at all: any failure, and Ctrl-C, removes what was written. Raises
     `ManifestError` for a bad source, `InstallError` (`InstallLocked`) for a bad output or a full disk.
@@ -58,15 +63,16 @@ def install_local(
     outputs = plan_outputs(checkpoint, plan)
     manifest = draft_manifest(checkpoint, outputs, known_ids or {})
     tokenizer = _tokenizer_files(checkpoint.path)
+    parts = output_parts(outputs) if expert_digests else {}
     with locked(output) as target, install_errors(target.shown):
-        side_bytes = sum(path.stat().st_size for path in tokenizer)
+        side_bytes = sum(path.stat().st_size for path in tokenizer) + digests_bytes(parts)
         check_disk(target, outputs.total_bytes + side_bytes)
         prepare(target, overwrite=overwrite)
         try:
             if target.final.exists():
                 check_swap(target)
             writer = _Staging(root=target.partial, total_bytes=outputs.total_bytes + side_bytes, progress=progress)
-            _write_model(writer, checkpoint, outputs)
+            _write_model(writer, checkpoint, outputs, parts)
             for path in tokenizer:
                 writer.write(f"tokenizer/{path.name}", [Span(path=path, offset=0, size=path.stat().st_size)])
             manifest = evolve(manifest, files=dict(writer.files))
@@ -87,10 +93,13 @@ def install_local(
     )
 
 
-def local_bytes(checkpoint: Checkpoint, plan_for: Callable[[Arch], InstallPlan]) -> tuple[int, int]:
+def local_bytes(
+    checkpoint: Checkpoint, plan_for: Callable[[Arch], InstallPlan], *, expert_digests: bool = False
+) -> tuple[int, int]:
     """Return the bytes of a local install but for its metadata, and the free bytes it asks for; raises as it does."""
     outputs = plan_outputs(checkpoint, plan_for(checkpoint.arch))
     size = outputs.total_bytes + sum(path.stat().st_size for path in _tokenizer_files(checkpoint.path))
+    size += digests_bytes(output_parts(outputs) if expert_digests else {})
     return size, disk_bytes_needed(size)
 
 
@@ -115,17 +124,21 @@ def _open_source(
     return checkpoint, plan_for(checkpoint.arch)
 
 
-def _write_model(writer: "_Staging", checkpoint: Checkpoint, outputs: Outputs) -> None:
+def _write_model(
+    writer: "_Staging", checkpoint: Checkpoint, outputs: Outputs, parts: Mapping[str, Sequence[Spans]]
+) -> None:
     residents = (span for w in outputs.weights for span in (w.data, w.scales, w.biases) if span is not None)
-    writer.write(WEIGHTS_NAME, [outputs.index_image, *residents])
+    found = {WEIGHTS_NAME: writer.write(WEIGHTS_NAME, [outputs.index_image, *residents], parts.get(WEIGHTS_NAME, ()))}
     stride = outputs.layout.expert_stride
     for number, layer in sorted(checkpoint.experts.items()):
-        padding = bytes(stride - layer.expert_bytes)
+        name, padding = f"{EXPERTS_DIR}/{outputs.layout.layers[number].file}", bytes(stride - layer.expert_bytes)
         pieces: Iterator[Span | bytes] = chain.from_iterable(
             (*expert_spans(layer, e), padding) for e in range(layer.count)
         )
-        writer.write(f"{EXPERTS_DIR}/{outputs.layout.layers[number].file}", pieces)
+        found[name] = writer.write(name, pieces, parts.get(name, ()))
     writer.write(LAYOUT_NAME, [outputs.layout_image])
+    if parts:
+        writer.write(DIGESTS_NAME, [encode_digests(made_digests(found))])
 
 
 @define
@@ -139,15 +152,17 @@ class _Staging:
     done_bytes: int = 0
     _tile: bytearray = field(factory=lambda: bytearray(TILE_BYTES))
 
-    def write(self, name: str, pieces: Iterable[Span | bytes]) -> None:
-        """Write one file from source spans and literal bytes, and record its size and digest."""
+    def write(self, name: str, pieces: Iterable[Span | bytes], parts: Sequence[Spans] = ()) -> Hashed:
+        """Write one file from source spans and literal bytes; record, and return, its size and digests."""
         path = self.root / name
         path.parent.mkdir(exist_ok=True)
-        digest, size = sha256(), 0
+        digest, inner, size = sha256(), PartHashes(parts), 0
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             for tile in self._tiles(pieces):
                 digest.update(tile)
+                if parts:
+                    inner.feed(size, tile)
                 write_all(handle, tile)
                 size += len(tile)
                 self.done_bytes += len(tile)
@@ -158,6 +173,7 @@ class _Staging:
         finally:
             os.close(handle)
         self.files[name] = FileEntry(size=size, sha256=digest.hexdigest())
+        return Hashed(size=size, sha256=digest.hexdigest(), parts=inner.digests())
 
     def _tiles(self, pieces: Iterable[Span | bytes]) -> Iterator[memoryview]:
         """Gather pieces into full tiles; each tile is valid until the next is asked for."""

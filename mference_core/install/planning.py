@@ -1,14 +1,16 @@
 """An install before its first byte: what will be downloaded, written and needed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import field, frozen
 
 from mference_core.arch import Arch, ManifestContract
 from mference_core.checkpoint import Checkpoint, open_checkpoint
 from mference_core.install.finish import draft_manifest
+from mference_core.install.hashing import Spans
 from mference_core.install.metadata import RemoteSource
 from mference_core.install.outputs import Outputs, check_quantised, plan_outputs, plan_requests
+from mference_core.install.parts import digests_bytes, output_parts
 from mference_core.install.ranges import RangePlan
 from mference_core.install.transaction import CHUNK_BYTES, disk_bytes_needed
 from mference_core.manifest import Manifest
@@ -39,6 +41,12 @@ class RemotePlan:
     outputs: Outputs
     requests: RangePlan
     manifest: Manifest
+    expert_digests: bool = False
+
+    @property
+    def parts(self) -> Mapping[str, Sequence[Spans]]:
+        """The spans of payload files that get digests of their own."""
+        return output_parts(self.outputs) if self.expert_digests else {}
 
     @property
     def download_bytes(self) -> int:
@@ -56,8 +64,9 @@ class RemotePlan:
 
     @property
     def side_bytes(self) -> int:
-        """Bytes of the tokenizer files."""
-        return len(self.remote.seen.config_data) + sum(file.size or 0 for file in self.remote.tokenizer.values())
+        """Bytes of the tokenizer files, and of digests.json if there is to be one."""
+        tokenizer = sum(file.size or 0 for file in self.remote.tokenizer.values())
+        return len(self.remote.seen.config_data) + tokenizer + digests_bytes(self.parts)
 
     @property
     def output_bytes(self) -> int:
@@ -75,7 +84,9 @@ class RemotePlan:
         return disk_bytes_needed(self.written_bytes)
 
 
-def make_plan(remote: RemoteSource, reader: Reader, chunk_bytes: int = CHUNK_BYTES) -> RemotePlan:
+def make_plan(
+    remote: RemoteSource, reader: Reader, chunk_bytes: int = CHUNK_BYTES, *, expert_digests: bool = False
+) -> RemotePlan:
     """Plan an install from a repository's metadata; raises as `install_local` does for a source it refuses.
 
     A saved download goes on under the `chunk_bytes` it began with only, and in other programs under the default.
@@ -89,4 +100,5 @@ def make_plan(remote: RemoteSource, reader: Reader, chunk_bytes: int = CHUNK_BYT
         outputs=outputs,
         requests=plan_requests(checkpoint, outputs, chunk_bytes),
         manifest=draft_manifest(checkpoint, outputs, reader.known_ids),
+        expert_digests=expert_digests,
     )

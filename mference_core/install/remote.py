@@ -43,13 +43,14 @@ def install_remote(
     progress: Progress | None = None,
     index_sha256: str | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    expert_digests: bool = False,
 ) -> InstallReport:
     """Install a client's repository at a branch, tag or commit as `output`; values are moved, never changed.
 
     An install that was stopped, however it was, goes on where it stopped: what is on disk is verified and kept, the
     rest is fetched, at the commit it began with; if it was stopped after it had got its name, what it left is cleared
     away and the install reported. `reader_of` says who reads a source of this kind; `index_sha256` is the pinned digest
-    of the repository's index.
+    of the repository's index. With `expert_digests` the install has digests.json, made in the same reading.
 
     The output appears complete or not at all. Raises `SourceError` for a source that fails or changed, `DigestMismatch`
     for one that is corrupt, `ManifestError` for one that is no model, `InstallError` (`InstallLocked`) for a bad
@@ -67,7 +68,7 @@ def install_remote(
         tell(InstallProgress(stage=METADATA, file=client.repo, done_bytes=0, total_bytes=0))
         commit, kept = saved.commit if saved else None, Kept(folder=target.partial / METADATA_DIR)
         remote = read_metadata(client, revision, commit=commit, index_sha256=index_sha256, kept=kept)
-        plan = make_plan(remote, reader_of(remote.seen), chunk_bytes)
+        plan = make_plan(remote, reader_of(remote.seen), chunk_bytes, expert_digests=expert_digests)
         with Download.of(client, target, plan, tell, partial(_check_heads, client, remote, kept)) as download:
             if saved is None:
                 download.begin(overwrite=overwrite)
@@ -77,7 +78,7 @@ def install_remote(
                 kept.keep(file, data)
             download.fetch()
             files = download.hashes()
-        size = finish(client, target, plan, files, tell, overwrite=overwrite)
+        size = finish(client, target, plan, files, tell, overwrite=overwrite, digests=download.digests)
     return InstallReport(
         path=target.shown,
         model_id=plan.manifest.model_id,

@@ -1,6 +1,5 @@
 """What follows a range's last byte: durable, read back, recorded; while one batch is synced, the one before is read."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Condition
@@ -8,9 +7,9 @@ from threading import Condition
 from attrs import define, field
 
 from mference_core.install.files import OutputFiles
+from mference_core.install.hashing import THREADS_BESIDE
 from mference_core.install.ranges import RangeRequest
 
-THREADS = max(2, min(4, os.cpu_count() or 1))
 MOST_UNSETTLED = 16
 
 Settled = Callable[[list[tuple[RangeRequest, str]]], None]
@@ -33,7 +32,9 @@ class Settler:
     _changed: Condition = field(factory=Condition, init=False)
     _syncing: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "mference-sync"), init=False)
     _recording: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "mference-settle"), init=False)
-    _reading: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(THREADS, "mference-read"), init=False)
+    _reading: ThreadPoolExecutor = field(
+        factory=lambda: ThreadPoolExecutor(THREADS_BESIDE, "mference-read"), init=False
+    )
 
     def add(self, request: RangeRequest) -> None:
         """Take a range whose bytes are written; waits while too many are on their way to the disk."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from attrs import evolve
 
 from mference_core.errors import MferenceError
+from mference_core.gturbo.digests import DIGESTS_NAME, Digests, encode_digests
 from mference_core.gturbo.receipt import RECEIPT_CAP_BYTES, decode_receipt
 from mference_core.install.answers import RemoteFile
 from mference_core.install.files import METADATA_DIR
@@ -34,6 +35,7 @@ def finish(
     tell: Progress,
     *,
     overwrite: bool,
+    digests: Digests | None = None,
 ) -> int:
     """Write everything but the payload, promote the staging directory and forget the saved state.
 
@@ -42,11 +44,15 @@ def finish(
     """
     root = target.partial
     tell(InstallProgress(stage=FINISHING, file=LAYOUT_NAME, done_bytes=0, total_bytes=plan.side_bytes))
-    for name in (MANIFEST_NAME, MANIFEST_NAME + ".tmp", RECEIPT_NAME, LAYOUT_NAME, RANGE_TEMP):
+    for name in (MANIFEST_NAME, MANIFEST_NAME + ".tmp", RECEIPT_NAME, LAYOUT_NAME, DIGESTS_NAME, RANGE_TEMP):
         (root / name).unlink(missing_ok=True)
     (root / LAYOUT_NAME).parent.mkdir(exist_ok=True)
     write_small(root / LAYOUT_NAME, plan.outputs.layout_image)
     files[LAYOUT_NAME] = _entry(plan.outputs.layout_image)
+    if digests is not None:
+        data = encode_digests(digests)
+        write_small(root / DIGESTS_NAME, data)
+        files[DIGESTS_NAME] = _entry(data)
     files |= _write_tokenizer(client, root, plan, tell)
     manifest = evolve(plan.manifest, files=dict(files))
     metadata_bytes = write_manifest(target, manifest, plan.remote.repo, plan.remote.commit)

@@ -12,7 +12,6 @@ from attrs import evolve, frozen
 from mference_core.checkpoint import check_directory
 from mference_core.errors import DigestMismatch, InstallError, ManifestError, MferenceError, PartialInstall
 from mference_core.gturbo.digests import (
-    BLOCK_BYTES,
     DIGESTS_NAME,
     Digests,
     block_spans,
@@ -33,6 +32,7 @@ from mference_core.gturbo.receipt import (
 )
 from mference_core.install.finish import write_small
 from mference_core.install.hashing import Hashed, Spans, hash_files
+from mference_core.install.parts import made_digests, part_spans
 from mference_core.install.report import VERIFYING, InstallProgress, Progress
 from mference_core.install.transaction import install_errors, locked, sync_directory, undisturbed
 from mference_core.jsondata import read_capped, standard_path
@@ -193,12 +193,7 @@ def find_damage(
         )
     if layout is None or damages:
         return tuple(damages), None
-    digests = Digests(
-        files={name: manifest.files[name].sha256 for name in parts},
-        experts={name: found[name].parts for name in layer_files(manifest, layout)},
-        blocks=found[WEIGHTS_NAME].parts,
-    )
-    return (), digests
+    return (), made_digests({name: found[name] for name in parts})
 
 
 def _kind(path: Path, name: str, entry: FileEntry) -> Damage | None:
@@ -232,12 +227,8 @@ def _damage(path: Path, name: str, got: str, expected: str, what: str = "sha256"
 
 def all_parts(manifest: Manifest, layout: Layout) -> dict[str, list[Spans]]:
     """Return the spans of every part of every file that digests.json speaks of."""
-    parts: dict[str, list[Spans]] = {
-        name: [tuple(expert_spans(layout.layers[i], expert)) for expert in range(layout.experts_per_layer)]
-        for name, i in layer_files(manifest, layout).items()
-    }
-    parts[WEIGHTS_NAME] = [(span,) for span in block_spans(manifest.files[WEIGHTS_NAME].size, BLOCK_BYTES)]
-    return parts
+    layers = {name: layout.layers[number] for name, number in layer_files(manifest, layout).items()}
+    return part_spans(manifest.files[WEIGHTS_NAME].size, layers)
 
 
 def _located(path: Path, manifest: Manifest, damages: Sequence[Damage]) -> list[Damage]:
