@@ -16,6 +16,7 @@ from mference_core.cli.install_progress import emit, watcher
 from mference_core.cli.options import install_argument, installed_directory, notice
 from mference_core.errors import InstallError, ManifestError, MferenceError, UsageError
 from mference_core.experts.plan import format_bytes
+from mference_core.manifest import RECEIPT_NAME
 
 if TYPE_CHECKING:
     from mference_core.install.original import Original
@@ -79,19 +80,22 @@ def _say(report: "RepairReport", path: Path, *, as_json: bool) -> None:
         for damage in report.left:
             notice(f"left: {damage}")
     if report.left:
-        raise ManifestError(what=f"{report.path}", got=f"still with {len(report.left)} files too many")
+        several = len(report.left) > 1
+        got = f"still with {len(report.left)} file{'s' if several else ''} too many"
+        remedy = f"remove {'them' if several else 'it'} and run the same command"
+        raise ManifestError(what=f"{report.path}", got=got, expected="files of its manifest only", remedy=remedy)
     if as_json:
         return
     done = f"repaired {', '.join(report.repaired)} of" if report.repaired else "nothing to repair in"
     click.echo(
         f"{done} {report.path}: {format_bytes(report.fetched_bytes)} fetched, "
-        f"{format_bytes(report.changed_bytes)} changed in {report.seconds:.1f} s" + _next(path, report.receipt)
+        f"{format_bytes(report.changed_bytes)} changed in {report.seconds:.1f} s" + _next(path, written=report.receipt)
     )
 
 
-def _next(path: Path, written: bool) -> str:  # noqa: FBT001
-    if written:
-        return "; wrote a receipt"
+def _next(path: Path, *, written: bool) -> str:
+    if written or (path / RECEIPT_NAME).exists():
+        return "; wrote a receipt" if written else ""
     return f"; for a receipt run 'mference verify --write-receipt {shlex.quote(str(path))}'"
 
 

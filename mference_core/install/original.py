@@ -20,6 +20,7 @@ from mference_core.jsondata import read_capped
 from mference_core.manifest import WEIGHTS_NAME, Manifest
 
 FETCH_BYTES = 8 << 20
+SAMPLED_FILES, SAMPLE_BYTES = 8, 256
 TOKENIZER_PREFIX = "tokenizer/"
 
 
@@ -148,6 +149,25 @@ def check_layout_made(original: Original, path: Path, layout: Layout) -> None:
     ours = [(layer.offsets, layer.parts) for layer in original.outputs.layout.layers]
     if ours != [(layer.offsets, layer.parts) for layer in layout.layers]:
         raise _other(original, path, "laid out in another way", "the layout of the install")
+
+
+def check_bytes(original: Original, path: Path, intact: Mapping[str, str]) -> None:
+    """Refuse a source with other weights: one tuned further has the same shapes, and the same index file.
+
+    A few bytes of files that are `intact`, of the output names they have, are compared. Raises `InstallError`.
+    """
+    names = sorted(intact, key=lambda name: name != WEIGHTS_NAME)
+    for name in names[:: -(-len(names) // SAMPLED_FILES) or 1]:
+        copies = sorted(original.copies[intact[name]], key=lambda copy: copy.size)
+        for copy in (copies[-1], copies[len(copies) * 3 // 4]):
+            start = copy.dest_offset + copy.size // 2
+            for fetch in fetches([copy], start, min(start + SAMPLE_BYTES, copy.dest_offset + copy.size)):
+                with (path / name).open("rb") as file:
+                    file.seek(start)
+                    if file.read(fetch.size) != original.read(fetch.shard, fetch.offset, fetch.size):
+                        raise _other(
+                            original, path, f"unlike {name} at byte {start}", "the bytes there, which are good"
+                        )
 
 
 def _other(original: Original, path: Path, got: str, expected: str) -> InstallError:

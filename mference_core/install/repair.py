@@ -6,19 +6,20 @@ from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from mference_core.errors import DigestMismatch, InstallError
+from mference_core.errors import DigestMismatch, InstallError, SourceError
 from mference_core.gturbo.digests import DIGESTS_NAME, Digests, encode_digests
-from mference_core.gturbo.layout import Layout, decode_layout
+from mference_core.gturbo.layout import LAYOUT_CAP_BYTES, Layout, decode_layout
 from mference_core.gturbo.model import layer_files, read_digests, read_structure
 from mference_core.gturbo.receipt import Receipt
 from mference_core.install.big_file import BigFile
 from mference_core.install.hashing import hash_files
-from mference_core.install.original import TOKENIZER_PREFIX, Original, check_layout_made, check_made
-from mference_core.install.repair_state import Origin, RepairState, read_state
+from mference_core.install.original import TOKENIZER_PREFIX, Original, check_bytes, check_layout_made, check_made, gaps
+from mference_core.install.repair_state import Origin, RepairState, read_state, state_path
 from mference_core.install.report import REPAIRING, InstallProgress, Progress
 from mference_core.install.transaction import Target, check_disk, install_errors, locked
 from mference_core.install.verify import (
@@ -34,10 +35,9 @@ from mference_core.install.verify import (
     remove_receipt,
     sweep,
 )
+from mference_core.install.writable import check_files, check_folders, check_writable
 from mference_core.jsondata import hash_file, read_capped
 from mference_core.manifest import LAYOUT_NAME, WEIGHTS_NAME, Manifest
-
-SMALL_CAP_BYTES = 64 << 20
 
 
 @frozen(kw_only=True)
@@ -76,16 +76,20 @@ def repair_install(
     """Make an install good again; the source is opened, by `opening`, only if something is damaged.
 
     Everything is verified first. Parts that have digests are fetched if they are damaged; of other files, reads are
-    compared in order until the file is good. The receipt goes before the first byte is written, and is written again
-    at the end if asked: a repair that stops in the middle leaves an install that fails verification, never one that
-    passes, and the next one goes on from there.
+    compared in order until the file is good. The receipt goes before the first byte is written, and comes back at the
+    end if there was one, or if asked: a repair that stops in the middle leaves an install that fails verification,
+    never one that passes, and the next one goes on from there.
 
     Raises `ManifestError` for no install or one without a readable manifest, `InstallLocked`, `SourceError`,
-    `InstallError` for a source that is another one or a full disk, `DigestMismatch` for one that gives other bytes.
+    `InstallError` for a source that is another one, a full disk or what may not be written, `DigestMismatch` for a
+    source that gives other bytes.
     """
     started = monotonic()
     path, manifest = read_installed(directory)
+    check_writable(path)
     with locked(path.resolve()) as target, install_errors(path):
+        check_folders(path, manifest)
+        check_files(target.final.parent, [state_path(target.final).name])
         sweep(path, manifest)
         state = read_state(target.final, manifest.digest)
         before = known_receipt(path, manifest)
@@ -94,21 +98,24 @@ def repair_install(
         bad = sorted({damage.file for damage in damages} - {damage.file for damage in left})
         work = _Repair(path=path, manifest=manifest, state=state, progress=progress)
         if bad:
+            check_files(path, bad)
             origin = state.origin or _origin(before)
+            state.receipt |= before is not None
             recorded = Recorded(path=path, manifest=manifest, origin=origin, snapshot=manifest.source_snapshot_hash)
             work.do(bad, target, recorded, opening)
+        writing = (write_receipt or state.receipt) and not left
         if not left:
             read_structure(path, manifest)
-        state.forget()
-        if write_receipt and not left:
-            put_receipt(path, manifest, before or _as_receipt(state, manifest, path))
+            if writing:
+                put_receipt(path, manifest, before or _as_receipt(work.origin or state.origin, manifest, path))
+            state.forget()
     return RepairReport(
         path=path,
         repaired=tuple(bad),
         fetched_bytes=work.fetched_bytes,
         changed_bytes=work.changed_bytes,
         seconds=monotonic() - started,
-        receipt=write_receipt and not left,
+        receipt=writing,
         left=left,
     )
 
@@ -119,16 +126,16 @@ def _origin(receipt: Receipt | None) -> Origin | None:
     return Origin(repo=receipt.source_repo_id, commit=receipt.source_revision)
 
 
-def _as_receipt(state: RepairState, manifest: Manifest, path: Path) -> Receipt | None:
+def _as_receipt(origin: Origin | None, manifest: Manifest, path: Path) -> Receipt | None:
     """Return a receipt that names the source a repair went on with, its own receipt being gone."""
-    if state.origin is None:
+    if origin is None:
         return None
     return Receipt(
         manifest_sha256=manifest.digest,
         model_directory=str(path),
         files=manifest.files,
-        source_repo_id=state.origin.repo,
-        source_revision=state.origin.commit,
+        source_repo_id=origin.repo,
+        source_revision=origin.commit,
     )
 
 
@@ -138,78 +145,118 @@ class _Repair:
     manifest: Manifest
     state: RepairState
     progress: Progress | None
+    origin: Origin | None = None
     fetched_bytes: int = 0
     changed_bytes: int = 0
     _total: int = 0
     _done: int = 0
     _names: dict[str, str] = field(factory=dict)
+    _lock: Lock = field(factory=Lock)
 
     def do(self, bad: Sequence[str], target: Target, recorded: Recorded, opening: Opening) -> None:
         """Make the files in `bad` good, small ones first: the layout says where the parts of the others lie."""
-        big = [name for name in bad if self._is_big(name)]
-        small = [name for name in bad if name not in big and name != DIGESTS_NAME]
         if bad == [DIGESTS_NAME]:
-            self._begin(target, bad, recorded.origin)
+            self._begin(target, self.manifest.files[DIGESTS_NAME].size, recorded.origin)
         else:
-            with opening(recorded) as original:
-                self._names = check_made(original, self.path, self.manifest)
-                self._begin(target, bad, original.origin or recorded.origin)
-                for name in small:
-                    self._put(name, self._small(original, name))
-                layout = decode_layout(read_capped(self.path / LAYOUT_NAME, SMALL_CAP_BYTES, "layout"))
-                check_layout_made(original, self.path, layout)
-                digests = None if DIGESTS_NAME in bad else read_digests(self.path, self.manifest, layout)
+            with opening(recorded) as opened:
+                original = evolve(opened, read=partial(self._read, opened))
+                self._check(original, bad)
+                self.origin = original.origin
+                growth = sum(self._growth(original, name) for name in bad)
+                # What was recorded is not given up for a source that has not made the install good yet.
+                self._begin(target, growth, recorded.origin or original.origin)
                 with ThreadPoolExecutor(original.workers, thread_name_prefix="mference-repair") as pool:
                     try:
-                        self._big_files(big, original, layout, digests, pool)
-                    except BaseException:
-                        original.stop()
-                        pool.shutdown(cancel_futures=True, wait=False)
+                        self._from(original, bad, pool)
+                    except DigestMismatch:
+                        self.state.origin = recorded.origin
+                        self.state.write()
                         raise
+                    finally:
+                        original.stop()  # reads that are still under way are of no use
+                        pool.shutdown(cancel_futures=True)
         if DIGESTS_NAME in bad:
             self._put(DIGESTS_NAME, self._digests())
 
-    def _is_big(self, name: str) -> bool:
-        return name == WEIGHTS_NAME or (name.startswith("packed_experts/") and name.endswith(".bin"))
+    def _check(self, original: Original, bad: Sequence[str]) -> None:
+        """Refuse a source that the install was not made from, before anything is touched."""
+        self._names = check_made(original, self.path, self.manifest)
+        for name in bad:
+            if name not in (*self._names, LAYOUT_NAME, DIGESTS_NAME) and not name.startswith(TOKENIZER_PREFIX):
+                remedy = "install it again with --overwrite"
+                raise InstallError(what=str(self.path / name), got="damaged, and of no source", remedy=remedy)
+        if LAYOUT_NAME not in bad:
+            check_layout_made(original, self.path, self._layout())
+        by_parts = DIGESTS_NAME in self.manifest.files and DIGESTS_NAME not in bad
+        if not by_parts and any(name in self._names for name in bad):
+            check_bytes(original, self.path, {name: made for name, made in self._names.items() if name not in bad})
 
-    def _begin(self, target: Target, bad: Sequence[str], origin: Origin | None) -> None:
+    def _from(self, original: Original, bad: Sequence[str], pool: ThreadPoolExecutor) -> None:
+        for name in bad:
+            if name not in self._names and name != DIGESTS_NAME:
+                self._put(name, self._small(original, name))
+        layout = self._layout()
+        digests = None if DIGESTS_NAME in bad else read_digests(self.path, self.manifest, layout)
+        self._big_files([name for name in bad if name in self._names], original, layout, digests, pool)
+
+    def _layout(self) -> Layout:
+        return decode_layout(read_capped(self.path / LAYOUT_NAME, LAYOUT_CAP_BYTES, "layout"))
+
+    def _read(self, original: Original, shard: str, offset: int, size: int) -> bytes:
+        try:
+            data = original.read(shard, offset, size)
+        except OSError as error:
+            raise SourceError(
+                what=f"{shard} of {original.name}",
+                got=f"unreadable ({error.strerror})",
+                expected="the file it was installed from",
+                remedy="bring it back and run the same command: what was repaired is kept",
+            ) from error
+        with self._lock:
+            self.fetched_bytes += len(data)
+        return data
+
+    def _begin(self, target: Target, growth: int, origin: Origin | None) -> None:
         """Say what is under way, then take the receipt away, before anything is written."""
-        growth = sum(max(0, self.manifest.files[name].size - _allocated(self.path / name)) for name in bad)
-        check_disk(target, growth, reserve_bytes=0)
+        if growth:
+            check_disk(target, growth, reserve_bytes=0)
         self.state.origin = origin
         self.state.write()
         remove_receipt(self.path)
+
+    def _growth(self, original: Original, name: str) -> int:
+        """Return the bytes that a file will take beyond those it has; small ones are written anew beside the old."""
+        size = self.manifest.files[name].size
+        if name not in self._names:
+            return size
+        holes = sum(count for _, count in gaps(original.copies[self._names[name]], size))
+        return max(0, size - holes - _allocated(self.path / name))
 
     # --- small files
 
     def _small(self, original: Original, name: str) -> bytes:
         if name == LAYOUT_NAME:
             return original.outputs.layout_image
-        if not name.startswith(TOKENIZER_PREFIX):
-            raise InstallError(what=str(self.path / name), got="damaged", expected="a file that a source has")
         data = original.small(name.removeprefix(TOKENIZER_PREFIX))
         self.fetched_bytes += len(data)
         return data
 
     def _put(self, name: str, data: bytes) -> None:
         """Replace a file in one step, if the bytes are what the manifest says."""
-        (self.path / name).parent.mkdir(exist_ok=True)
-        pending = self.path / name
-        if pending.is_dir():
-            raise InstallError(what=str(pending), got="a directory", expected="a file", remedy="remove it")
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         wanted = self.manifest.files[name]
         if len(data) != wanted.size or (found := sha256(data).hexdigest()) != wanted.sha256:
             raise self._not_made(name, f"{len(data)} bytes" if len(data) != wanted.size else found)
-        put_file(pending, data)
+        put_file(self.path / name, data)
         self.changed_bytes += len(data)
 
     def _not_made(self, name: str, got: str) -> DigestMismatch:
-        wanted = self.manifest.files[name]
+        wanted, made = self.manifest.files[name], name == DIGESTS_NAME
         return DigestMismatch(
-            what=f"{self.path / name} from the source",
+            what=f"{self.path / name} {'made again' if made else 'from the source'}",
             got=got,
             expected=f"{wanted.size} bytes of sha256 {wanted.sha256}",
-            remedy="the source gives other bytes: install it again",
+            remedy="install it again" if made else "the source gives other bytes: install it again",
         )
 
     def _digests(self) -> bytes:
@@ -254,15 +301,13 @@ class _Repair:
             try:
                 with file:
                     if digests is not None:
-                        parts = list(bad_parts(self.path, name, self.manifest, layout, digests))
-                        file.fill(parts)
+                        good = file.fill(bad_parts(self.path, name, self.manifest, layout, digests))
                     else:
-                        file.compare(self.state.files, name, self.state.write)
+                        good = file.compare(self.state.files, name, self.state.write)
             finally:
-                self.fetched_bytes += file.fetched_bytes
                 self.changed_bytes += file.changed_bytes
-            if (found := hash_file(self.path / name)) != self.manifest.files[name].sha256:
-                raise self._not_made(name, found)
+            if not good:
+                raise self._not_made(name, hash_file(self.path / name))
             self._done = start + self.manifest.files[name].size
             self._told(name, self._done)
 

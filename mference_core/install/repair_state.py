@@ -7,6 +7,7 @@ from attrs import define, field, frozen
 
 from mference_core.errors import MferenceError
 from mference_core.install.saved import replace_file
+from mference_core.install.transaction import pending_path
 from mference_core.jsondata import is_hex, member, parse_object, read_capped, size_member, typed
 
 SCHEMA, CAP_BYTES = 1, 4 << 20
@@ -30,11 +31,15 @@ class Compared:
 
 @define(kw_only=True)
 class RepairState:
-    """What the file beside the install says; `manifest` is the digest of the manifest it was written under."""
+    """What the file beside the install says; `manifest` is the digest of the manifest it was written under.
+
+    `receipt` says that there was one, which comes back at the end.
+    """
 
     path: Path
     manifest: str
     origin: Origin | None = None
+    receipt: bool = False
     files: dict[str, Compared] = field(factory=dict)
 
     def write(self) -> None:
@@ -42,6 +47,7 @@ class RepairState:
         values = {
             "files": {name: [held.first, held.done] for name, held in self.files.items()},
             "manifest": self.manifest,
+            "receipt": self.receipt,
             "schema": SCHEMA,
         }
         if self.origin is not None:
@@ -49,7 +55,8 @@ class RepairState:
         replace_file(self.path, json.dumps(values, sort_keys=True).encode())
 
     def forget(self) -> None:
-        """Remove it; raises `OSError`."""
+        """Remove it, and what a kill left of one; raises `OSError`."""
+        pending_path(self.path).unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
 
@@ -75,4 +82,5 @@ def read_state(real: Path, manifest: str) -> RepairState:
         }
     except MferenceError:
         return RepairState(path=path, manifest=manifest)
-    return RepairState(path=path, manifest=manifest, origin=origin, files=files)
+    receipt = values.get("receipt") is True
+    return RepairState(path=path, manifest=manifest, origin=origin, receipt=receipt, files=files)

@@ -1,19 +1,22 @@
-"""Ways to damage an install that the tests of verifying and repairing share."""
+"""Ways to damage an install, and to have it repaired, that the tests of verifying and repairing share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from mference_core.install.original import Original, hub_original
 from mference_core.install.remote import connected
-from mference_core.install.repair import Recorded
+from mference_core.install.repair import Recorded, RepairReport, repair_install
 from mference_core.testing.fake_hub import FakeHub
 from mference_core.testing.toy_installs import READER, hub_of
 
 LAYER_1, LAYER_2 = "packed_experts/layer_01.bin", "packed_experts/layer_02.bin"
 WEIGHTS, LAYOUT, DIGESTS = "model_weights.bin", "packed_experts/layout.json", "packed_experts/digests.json"
 CONFIG = "tokenizer/config.json"
-STRIDE = 16384
+RECEIPT = "verified-install.json"
+STRIDE, EXPERT = 16384, 6912
+"""Bytes from one expert of the toy to the next, and of an expert."""
 
 
 def flip(path: Path, at: int) -> None:
@@ -41,6 +44,19 @@ def from_hub(hub: FakeHub) -> "Callable[[Recorded], AbstractContextManager[Origi
             yield hub_original(client, recorded.origin.commit, READER)
 
     return opening
+
+
+def repair(hub: FakeHub, path: Path, **options: Any) -> RepairReport:
+    """Repair an install from a fake hub, which then knows what was asked for."""
+    hub.clear()
+    report = repair_install(path, from_hub(hub), **options)
+    hub.settle()
+    return report
+
+
+def state_of(path: Path) -> Path:
+    """Return where the state of a repair is kept."""
+    return path.with_name(f"{path.name}.repair.json")
 
 
 def sent_weights(hub: FakeHub) -> int:

@@ -97,6 +97,32 @@ def test_repair_from_a_folder_and_events(cli: Any, fake: FakeHub, install: Path)
     assert not fake.asked
 
 
+def test_a_file_too_many(cli: Any, install: Path) -> None:
+    (install / "stray").touch()
+    code, _, err = cli("repair", install)
+    remedy = "remove it and run the same command"
+    assert code == 1
+    assert err.splitlines()[-2:] == [
+        f"left: {install}/stray is not in the manifest; expected listed files only; remove it",
+        f"error: {install} is still with 1 file too many; expected files of its manifest only; {remedy}",
+    ]
+    (install / "stray").unlink()
+    code, out, _ = cli("repair", install)
+    assert (code, "receipt" in out) == (0, False)
+    (install / "verified-install.json").unlink()
+    code, out, _ = cli("repair", install)
+    assert out.endswith(f"; for a receipt run 'mference verify --write-receipt {install}'\n")
+
+
+def test_directory_in_place_of_a_file(cli: Any, fake: FakeHub, install: Path) -> None:
+    (install / LAYER).unlink()
+    (install / LAYER).mkdir()
+    code, out, err = cli("repair", install, "--source", fake.folder)
+    assert (code, out) == (1, "")
+    remedy = "remove it and run the repair again"
+    assert err.splitlines()[-1] == f"error: {install}/{LAYER} is a directory; expected a file of the install; {remedy}"
+
+
 def test_source_that_is_not_recorded(cli: Any, fake: FakeHub, install: Path) -> None:
     (install / "verified-install.json").unlink()
     flip(install / LAYER, 0)
