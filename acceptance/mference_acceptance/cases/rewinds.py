@@ -59,10 +59,10 @@ def snapshots_and_forks(context: Context) -> Figures:
 
 
 def rewinding(context: Context) -> Figures:
-    """Cut to a shorter length a timeline continues as a cold one, bit for bit, or refuses and stays whole.
+    """Cut to a shorter length a timeline continues as a cold one of the same calls, bit for bit, or refuses and stays whole.
 
-    On GPUs a product of another number of rows is another kernel's: there that holds of a timeline whose calls ended at
-    the cut, as the cold one's do; one that is cut within a call continues as the cold one within rounding.
+    On CPUs, where no row's result depends on the others, calls need not be the same. Elsewhere a product of another
+    number of rows is another kernel's: a timeline that is cut within a call continues as a cold one within rounding.
     """
     prompt, exact, worst = list(context.longest.ids), mx.default_device() == mx.Device(mx.cpu), 0.0
     with context.engine(chunk=CHUNK) as engine:
