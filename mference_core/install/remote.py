@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic
 
 from mference_core.checkpoint import Peek, peek
-from mference_core.errors import InstallError, SourceError
+from mference_core.errors import InstallError, ManifestError, SourceError
 from mference_core.gturbo.model import read_structure
 from mference_core.install.download import DISCARD, Download
 from mference_core.install.files import METADATA_DIR
@@ -105,12 +105,20 @@ def _is_of(saved: Saved, repo: str, revision: str, index_sha256: str | None) -> 
     return (saved.repo, saved.revision) == (repo, revision) and index_sha256 in (None, saved.index_sha256)
 
 
-def _report_of(target: Target, commit: str, reader_of: Callable[[Peek], Reader], started: float) -> InstallReport:
-    """Return the report of an install that an earlier session had all but finished; what it dropped is not known."""
-    seen = peek(target.shown)
-    assert seen.manifest is not None
-    reader_of(seen)
-    index, layout = read_structure(target.shown, seen.manifest)
+def _report_of(
+    target: Target, commit: str, reader_of: Callable[[Peek], Reader], started: float
+) -> InstallReport | None:
+    """Return the report of an install that an earlier session had all but finished; None if it was damaged since.
+
+    What it dropped is not known.
+    """
+    try:
+        seen = peek(target.shown)
+        assert seen.manifest is not None
+        reader_of(seen)
+        index, layout = read_structure(target.shown, seen.manifest)
+    except (ManifestError, InstallError):
+        return None
     listed, receipt = seen.manifest.files.values(), target.final / RECEIPT_NAME
     return InstallReport(
         path=target.shown,

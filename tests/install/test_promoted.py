@@ -115,6 +115,23 @@ def test_state_that_says_nothing(hub: FakeHub, output: Path, damage: bytes) -> N
     assert_clean(output)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "packed_experts/layout.json", "model_weights.bin"])
+def test_install_that_was_damaged_since_is_not_reported(hub: FakeHub, output: Path, name: str) -> None:
+    stop_at(hub, output, "_remove_metadata")
+    (output / name).write_bytes(b"{}")
+    with pytest.raises(InstallError, match="is already there"):
+        install_from(hub, output)
+    assert beside(output) == [output.name]
+
+
+@pytest.mark.parametrize("name", ["packed_experts/layout.json", "model_weights.bin"])
+def test_install_that_was_damaged_since_is_overwritten(hub: FakeHub, output: Path, name: str) -> None:
+    stop_at(hub, output, "_remove_metadata")
+    (output / name).write_bytes(b"{}")
+    assert install_from(hub, output, overwrite=True).downloaded_bytes > 0
+    assert_clean(output)
+
+
 def publish_another(hub: FakeHub) -> None:
     """Change the weights, and with them the commit."""
     path = hub.folder / shards_of(hub.folder)[0]
