@@ -24,7 +24,7 @@ MAX_REDIRECTS = 5
 RETRIED = {408, 429, 500, 502, 503, 504}
 EXPIRED = {401, 403, 404, 410}
 # Left alone it asks the socket for 64 KiB at a time; each piece then costs more in Python than its bytes do.
-HTTP11Connection.READ_NUM_BYTES = 1 << 20
+HTTP11Connection.READ_NUM_BYTES = 512 << 10
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _COMMIT, _SIZE, _LINKED_SIZE = "x-repo-commit", "content-length", "x-linked-size"
 T = TypeVar("T")

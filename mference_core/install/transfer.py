@@ -2,9 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from queue import Empty, Queue
-from threading import Lock, Thread
+from queue import Queue
+from threading import Lock, Semaphore, Thread
 
 from attrs import define, field, frozen
 
@@ -14,17 +13,17 @@ from mference_core.install.http import HubClient, Stopped
 from mference_core.install.ranges import RangeRequest
 from mference_core.install.settling import Settled, Settler
 
-BUFFER_BYTES = 1 << 20
+BLOCK_BYTES = 256 << 10
 _WAKE_SECONDS = 0.2
 _JOIN_SECONDS = 5.0
 
 
 @frozen(kw_only=True)
 class _Block:
-    """Bytes of a request in the order they came; `buffer` goes back to the pool once they are written."""
+    """Pieces of a request in the order they came, together about as large as is worth handing over."""
 
     request: RangeRequest
-    buffer: bytearray
+    pieces: list[bytes]
     size: int
 
 
@@ -33,8 +32,8 @@ class Transfer:
     """Fetches requests into output files.
 
     `connections` threads receive, the calling thread alone writes, and others make finished requests durable, read
-    them back for their digests and hand them to `settled`. Memory is bounded by the buffers: two MiB and a
-    half per connection.
+    them back for their digests and hand them to `settled`. Memory is bounded by the blocks on their way from one to
+    the other: two per connection and two, each at most a piece larger than `BLOCK_BYTES`.
     """
 
     client: HubClient
@@ -44,7 +43,7 @@ class Transfer:
     received: Callable[[str, int], None] = lambda _, __: None
     _todo: deque[RangeRequest] = field(factory=deque, init=False)
     _inbox: "Queue[_Block | RangeRequest | BaseException]" = field(factory=Queue, init=False)
-    _free: "Queue[bytearray]" = field(factory=Queue, init=False)
+    _room: Semaphore = field(factory=Semaphore, init=False)
     _lock: Lock = field(factory=Lock, init=False)
 
     def run(self, requests: Sequence[RangeRequest]) -> None:
@@ -54,8 +53,7 @@ class Transfer:
         """
         self._todo.extend(requests)
         count = min(self.client.connections, len(requests))
-        for _ in range(2 * count + 2):
-            self._free.put(bytearray(BUFFER_BYTES))
+        self._room = Semaphore(2 * count + 2)
         threads = [Thread(target=self._fetch, name=f"mference-fetch-{i}", daemon=True) for i in range(count)]
         settler = Settler(outputs=self.outputs, settled=self.settled, failed=self._inbox.put)
         try:
@@ -72,7 +70,7 @@ class Transfer:
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(_JOIN_SECONDS)
-            self._inbox, self._free = Queue(), Queue()
+            self._inbox = Queue()
 
     # --- receiving
 
@@ -92,24 +90,21 @@ class Transfer:
             return self._todo.popleft() if self._todo else None
 
     def _fetch_one(self, request: RangeRequest) -> None:
-        buffer, filled = self._buffer(), 0
-        for data in self.client.read_range(self.files[request.shard], request.offset, request.size):
-            view = memoryview(data)
-            while view:
-                count = min(len(view), BUFFER_BYTES - filled)
-                buffer[filled : filled + count] = view[:count]
-                filled, view = filled + count, view[count:]
-                if filled == BUFFER_BYTES:
-                    self._inbox.put(_Block(request=request, buffer=buffer, size=filled))
-                    buffer, filled = self._buffer(), 0
-        self._inbox.put(_Block(request=request, buffer=buffer, size=filled))
+        pieces, size = list[bytes](), 0
+        for piece in self.client.read_range(self.files[request.shard], request.offset, request.size):
+            pieces.append(piece)
+            size += len(piece)
+            if size >= BLOCK_BYTES:
+                self._hand_over(_Block(request=request, pieces=pieces, size=size))
+                pieces, size = [], 0
+        if pieces:
+            self._hand_over(_Block(request=request, pieces=pieces, size=size))
 
-    def _buffer(self) -> bytearray:
-        while True:
+    def _hand_over(self, block: _Block) -> None:
+        while not self._room.acquire(timeout=_WAKE_SECONDS):
             if self.client.stopped.is_set():
                 raise Stopped
-            with suppress(Empty):
-                return self._free.get(timeout=_WAKE_SECONDS)
+        self._inbox.put(block)
 
     # --- writing
 
@@ -122,8 +117,9 @@ class Transfer:
                     ident = item.request.ident
                     if ident not in writers:
                         writers[ident] = self.outputs.writer(item.request)
-                    writers[ident].write(memoryview(item.buffer)[: item.size])
-                    self._free.put(item.buffer)
+                    for piece in item.pieces:
+                        writers[ident].write(memoryview(piece))
+                    self._room.release()
                     self.received(item.request.shard, item.size)
                 case RangeRequest():
                     assert writers.pop(item.ident).complete
