@@ -14,12 +14,12 @@ from attrs import define, evolve, field, frozen
 from mference_core.errors import DigestMismatch, InstallError, SourceError
 from mference_core.gturbo.digests import DIGESTS_NAME, Digests, encode_digests
 from mference_core.gturbo.layout import LAYOUT_CAP_BYTES, Layout, decode_layout
-from mference_core.gturbo.model import layer_files, read_digests, read_structure
-from mference_core.gturbo.receipt import Receipt
+from mference_core.gturbo.model import read_digests, read_structure
 from mference_core.install.big_file import BigFile
 from mference_core.install.hashing import hash_files
 from mference_core.install.original import TOKENIZER_PREFIX, Original, check_bytes, check_layout_made, check_made, gaps
-from mference_core.install.repair_state import Origin, RepairState, read_state, state_path
+from mference_core.install.parts import made_digests
+from mference_core.install.repair_state import Origin, RepairState, origin_of, read_state, state_path
 from mference_core.install.report import REPAIRING, InstallProgress, Progress
 from mference_core.install.transaction import Target, check_disk, install_errors, locked
 from mference_core.install.verify import (
@@ -99,7 +99,7 @@ def repair_install(
         work = _Repair(path=path, manifest=manifest, state=state, progress=progress)
         if bad:
             check_files(path, bad)
-            origin = state.origin or _origin(before)
+            origin = state.origin or origin_of(before)
             state.receipt |= before is not None
             recorded = Recorded(path=path, manifest=manifest, origin=origin, snapshot=manifest.source_snapshot_hash)
             work.do(bad, target, recorded, opening)
@@ -107,7 +107,7 @@ def repair_install(
         if not left:
             read_structure(path, manifest)
             if writing:
-                put_receipt(path, manifest, before or _as_receipt(work.origin or state.origin, manifest, path))
+                put_receipt(path, manifest, origin_of(before) or work.origin or state.origin)
             state.forget()
     return RepairReport(
         path=path,
@@ -117,25 +117,6 @@ def repair_install(
         seconds=monotonic() - started,
         receipt=writing,
         left=left,
-    )
-
-
-def _origin(receipt: Receipt | None) -> Origin | None:
-    if receipt is None or not receipt.source_repo_id or not receipt.source_revision:
-        return None
-    return Origin(repo=receipt.source_repo_id, commit=receipt.source_revision)
-
-
-def _as_receipt(origin: Origin | None, manifest: Manifest, path: Path) -> Receipt | None:
-    """Return a receipt that names the source a repair went on with, its own receipt being gone."""
-    if origin is None:
-        return None
-    return Receipt(
-        manifest_sha256=manifest.digest,
-        model_directory=str(path),
-        files=manifest.files,
-        source_repo_id=origin.repo,
-        source_revision=origin.commit,
     )
 
 
@@ -265,13 +246,7 @@ class _Repair:
         parts = all_parts(self.manifest, layout)
         sizes = {name: self.manifest.files[name].size for name in parts}
         self._total, self._done = sum(sizes.values()), 0
-        found = hash_files(self.path, sizes, self._told, parts)
-        digests = Digests(
-            files={name: found[name].sha256 for name in parts},
-            experts={name: found[name].parts for name in layer_files(self.manifest, layout)},
-            blocks=found[WEIGHTS_NAME].parts,
-        )
-        return encode_digests(digests)
+        return encode_digests(made_digests(hash_files(self.path, sizes, self._told, parts)))
 
     # --- big files
 

@@ -1,4 +1,4 @@
-"""A repair under way: from where it fetches, and how far it compared; kept beside the install until it is good."""
+"""A repair due or under way: from where it fetches, and how far it compared; kept beside the install until it is good."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 from attrs import define, field, frozen
 
 from mference_core.errors import MferenceError
+from mference_core.gturbo.receipt import Receipt
 from mference_core.install.saved import replace_file
 from mference_core.install.transaction import pending_path
-from mference_core.jsondata import is_hex, member, parse_object, read_capped, size_member, typed
+from mference_core.jsondata import is_hex, member, parse_object, read_capped, size_member
 
 SCHEMA, CAP_BYTES = 1, 4 << 20
 
@@ -19,6 +20,13 @@ class Origin:
 
     repo: str
     commit: str
+
+
+def origin_of(receipt: Receipt | None) -> Origin | None:
+    """Return the source that a receipt names, if it names one."""
+    if receipt is None or not receipt.source_repo_id or not receipt.source_revision:
+        return None
+    return Origin(repo=receipt.source_repo_id, commit=receipt.source_revision)
 
 
 @define(kw_only=True)
@@ -76,9 +84,9 @@ def read_state(real: Path, manifest: str) -> RepairState:
         if "repo" in values and is_hex(member(values, "commit", str, str(path)), 40):
             origin = Origin(repo=member(values, "repo", str, str(path)), commit=values["commit"])
         files = {
-            name: Compared(first=typed(pair[0], int, str(path)), done=typed(pair[1], int, str(path)))
+            name: Compared(first=pair[0], done=pair[1])
             for name, pair in member(values, "files", dict, str(path)).items()
-            if isinstance(pair, list) and len(pair) == 2
+            if isinstance(pair, list) and [type(value) for value in pair] == [int, int]
         }
     except MferenceError:
         return RepairState(path=path, manifest=manifest)

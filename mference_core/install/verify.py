@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -33,6 +33,7 @@ from mference_core.gturbo.receipt import (
 from mference_core.install.finish import write_small
 from mference_core.install.hashing import Hashed, Spans, hash_files
 from mference_core.install.parts import made_digests, part_spans
+from mference_core.install.repair_state import Origin, origin_of, read_state
 from mference_core.install.report import VERIFYING, InstallProgress, Progress
 from mference_core.install.transaction import install_errors, locked, sync_directory, undisturbed
 from mference_core.jsondata import read_capped, standard_path
@@ -112,7 +113,8 @@ def verify_install(
 ) -> VerifyReport:
     """Hash every file of an install, several at a time, and say what is not as the manifest has it.
 
-    With `write_receipt` a good install gets the receipt that `trusted-receipt` loads ask for, a damaged one loses it.
+    With `write_receipt` a good install gets the receipt that `trusted-receipt` loads ask for, a damaged one loses it,
+    and what it said of the source is kept for a repair.
     With `expert_digests` a good install gets digests.json, which its manifest then lists; a receipt that held before
     is written again. Otherwise nothing is written, and no right to write is needed.
 
@@ -125,7 +127,7 @@ def verify_install(
     with _held(path, writing=writing):
         if writing:
             sweep(path, manifest)
-        before = known_receipt(path, manifest)
+        before, state = known_receipt(path, manifest), read_state(path.resolve(), manifest.digest)
         adding = expert_digests and DIGESTS_NAME not in manifest.files
         layout = _layout_if_good(path) if adding else None
         damages, made = find_damage(path, manifest, progress, layout)
@@ -139,6 +141,9 @@ def verify_install(
         if damages:
             if write_receipt:
                 with install_errors(path):
+                    if before is not None:  # a repair wants to know where the install came from
+                        state.origin, state.receipt = state.origin or origin_of(before), True
+                        state.write()
                     remove_receipt(path)
             return evolve(report, stale_receipt=before is not None and not write_receipt)
         read_structure(path, manifest)
@@ -147,7 +152,8 @@ def verify_install(
             if made is not None:
                 manifest = add_digests(path, manifest, made)
             if write_receipt or (made is not None and valid):
-                put_receipt(path, manifest, before)
+                put_receipt(path, manifest, origin_of(before) or state.origin)
+                state.forget()
     return evolve(report, receipt=write_receipt, digests=made is not None, seconds=monotonic() - started)
 
 
@@ -303,13 +309,13 @@ def _holds(path: Path, manifest: Manifest) -> bool:
     return True
 
 
-def put_receipt(path: Path, manifest: Manifest, before: Receipt | None) -> None:
-    """Write the receipt of an install that was verified; it names the source that `before` named."""
+def put_receipt(path: Path, manifest: Manifest, origin: Origin | None) -> None:
+    """Write the receipt of an install that was verified; it names the source, if that is known."""
     receipt = make_receipt(
         manifest,
         path,
-        source_repo_id=before.source_repo_id if before else None,
-        source_revision=before.source_revision if before else None,
+        source_repo_id=origin.repo if origin else None,
+        source_revision=origin.commit if origin else None,
         tool_version=TOOL_VERIFY,
     )
     put_file(path / RECEIPT_NAME, encode_receipt(receipt))
@@ -336,7 +342,8 @@ def add_digests(path: Path, manifest: Manifest, digests: Digests) -> Manifest:
 def sweep(path: Path, manifest: Manifest) -> None:
     """Remove what a kill left of files that were being replaced."""
     for name in (*manifest.files, MANIFEST_NAME, RECEIPT_NAME):
-        _pending(path / name).unlink(missing_ok=True)
+        with suppress(NotADirectoryError):  # a file in place of a folder: that is damage
+            _pending(path / name).unlink(missing_ok=True)
 
 
 def _pending(path: Path) -> Path:

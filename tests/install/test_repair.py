@@ -361,37 +361,50 @@ def test_interrupted_and_gone_on_with(hub: FakeHub, fine: Path) -> None:
     trusted(fine)
 
 
+# Bytes of a layer file that come early, in the middle and late in a source, whose names are sorted.
+EARLY, MIDDLE, LATE = EXPERT - 1, 0, 3 * STRIDE + EXPERT // 3
+
+
+def stopped_half_way(hub: FakeHub, install: Path) -> int:
+    """Stop a repair of layer 1 when half of it was compared; return how much was."""
+    compared = list[int]()
+
+    def interrupt(event: Any) -> None:
+        if event.stage == "repairing" and event.done_bytes > 2 * EXPERT:
+            compared.append(event.done_bytes)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repair(hub, install, progress=interrupt)
+    assert verify_install(install).damages
+    return compared[0]
+
+
 def test_gone_on_with_without_digests(hub: FakeHub, install: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How far the comparison came is kept."""
     monkeypatch.setattr(original, "FETCH_BYTES", 1024)
     good = tree(install)
-    flip(install / LAYER_1, 0)
-    flip(install / LAYER_1, 3 * STRIDE + EXPERT - 1)
-
-    def interrupt(event: Any) -> None:
-        if event.stage == "repairing" and event.done_bytes > 2 * EXPERT:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        repair(hub, install, progress=interrupt)
-    assert state_of(install).exists()
+    flip(install / LAYER_1, MIDDLE)
+    flip(install / LAYER_1, LATE)
+    compared = stopped_half_way(hub, install)
     report = repair(hub, install)
-    assert report.fetched_bytes <= 2 * EXPERT + 8 * 1024
+    assert report.repaired == (LAYER_1,)
+    assert 0 < report.fetched_bytes <= 4 * EXPERT - compared + 4 * SAMPLE_BYTES
     assert tree(install) == good
 
 
-def test_damage_behind_what_was_compared(hub: FakeHub, install: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the comparison starts again."""
+@pytest.mark.parametrize("late", [True, False])
+def test_damage_behind_what_was_compared(
+    hub: FakeHub, install: Path, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    """It is found after the rest, and nothing is fetched twice for it."""
     monkeypatch.setattr(original, "FETCH_BYTES", 1024)
     good = tree(install)
-    flip(install / LAYER_1, 3 * STRIDE + EXPERT - 1)
-
-    def interrupt(event: Any) -> None:
-        if event.stage == "repairing" and event.done_bytes > 2 * EXPERT:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        repair(hub, install, progress=interrupt)
-    flip(install / LAYER_1, 0)
-    repair(hub, install)
+    flip(install / LAYER_1, LATE)
+    stopped_half_way(hub, install)
+    flip(install / LAYER_1, EARLY)
+    if not late:
+        flip(install / LAYER_1, LATE)
+    report = repair(hub, install)
+    assert report.fetched_bytes <= 4 * EXPERT + 4 * SAMPLE_BYTES
     assert tree(install) == good

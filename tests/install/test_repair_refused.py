@@ -15,6 +15,7 @@ from mference_core.install import original, writable
 from mference_core.install.original import SAMPLE_BYTES, Original, folder_original
 from mference_core.install.repair import repair_install
 from mference_core.install.repair_state import Origin
+from mference_core.install.verify import verify_install
 from mference_core.jsondata import parse_object
 from mference_core.testing.fake_hub import FakeHub
 from mference_core.testing.toy_installs import READER, install_from, shards_of
@@ -78,6 +79,12 @@ def test_file_in_place_of_a_directory(hub: FakeHub, install: Path) -> None:
     good = tree(install)
     rmtree(install / "packed_experts")
     (install / "packed_experts").touch()
+    damages = verify_install(install, write_receipt=True).damages
+    assert {damage.file for damage in damages if damage.file.startswith("packed")} >= {
+        LAYER_1,
+        LAYOUT,
+        "packed_experts",
+    }
     refused(install, hub, "packed_experts is a file; expected a directory of the install; remove it and run the repair")
     (install / "packed_experts").unlink()
     repair(hub, install)
@@ -183,6 +190,17 @@ def test_source_that_lied_is_not_remembered(hub: FakeHub, repo: Path, install: P
     assert (tree(install), receipt_source(install)) == (good, known)
 
 
+def test_another_source_that_was_stopped_is_not_remembered(repo: Path, install: Path) -> None:
+    """Nobody knows yet whether it is the right one."""
+    known = receipt_source(install)
+    flip(install / LAYER_1, 0)
+    other = evolve(folder_original(repo, READER), origin=Origin(repo="other/one", commit="d" * 40))
+    with pytest.raises(KeyboardInterrupt):
+        repair_install(install, lambda _: nullcontext(other), progress=interrupted)
+    state = parse_object(state_of(install).read_bytes(), "")
+    assert (state["repo"], state["commit"]) == known
+
+
 def test_source_that_lied_is_not_recorded(repo: Path, install: Path) -> None:
     (install / RECEIPT).unlink()
     flip(install / LAYER_1, 0)
@@ -212,6 +230,29 @@ def test_receipt_comes_back(hub: FakeHub, install: Path) -> None:
     assert receipt_source(install) == known == ("owner/toy", hub.commit)
 
 
+def test_receipt_that_verifying_takes_away(hub: FakeHub, install: Path) -> None:
+    """The repair after it still knows the source, and brings it back."""
+    good, known = tree(install), receipt_source(install)
+    flip(install / LAYER_1, 0)
+    assert verify_install(install, write_receipt=True).damages
+    assert not (install / RECEIPT).exists()
+    assert repair(hub, install).receipt
+    assert (tree(install), receipt_source(install)) == (good, known)
+
+
+def test_verifying_what_was_mended_by_hand(hub: FakeHub, install: Path) -> None:
+    """A receipt that it writes names the source all the same, and nothing is left of the repair."""
+    known = receipt_source(install)
+    flip(install / LAYER_1, 0)
+    flip(install / LAYER_2, 0)
+    with pytest.raises(KeyboardInterrupt):
+        repair(hub, install, progress=interrupted)
+    flip(install / LAYER_2, 0)
+    assert verify_install(install, write_receipt=True).receipt
+    assert receipt_source(install) == known
+    assert not state_of(install).exists()
+
+
 def test_no_receipt_where_there_was_none(repo: Path, install: Path) -> None:
     (install / RECEIPT).unlink()
     flip(install / LAYER_1, 0)
@@ -234,15 +275,19 @@ def test_receipt_waits_until_nothing_is_left(hub: FakeHub, install: Path) -> Non
 
 @pytest.mark.parametrize("compared", [[-5, -7], [1 << 40, 1 << 40], [3, 2], ["a", 1], [True, False]])
 def test_state_that_says_nonsense(hub: FakeHub, install: Path, compared: list[Any]) -> None:
+    """What it says of the source is good all the same."""
     good = tree(install)
     flip(install / LAYER_1, 0)
     with pytest.raises(KeyboardInterrupt):
         repair(hub, install, progress=interrupted)
+    flip(install / LAYER_1, 0)
+    flip(install / LAYER_2, 0)
     state = parse_object(state_of(install).read_bytes(), "")
     state["files"] = {LAYER_1: compared}
     state_of(install).write_text(json.dumps(state))
     repair(hub, install)
     assert tree(install) == good
+    assert receipt_source(install) == ("owner/toy", hub.commit)
     assert not state_of(install).exists()
 
 
