@@ -14,6 +14,14 @@ from mference_kernels.fields import array_field
 from mference_kernels.native_program import Timeline
 from mference_kernels.routing import top_k_ops
 
+KEY_BLOCK = 32
+"""Keys that products take at once: their number grows with the queries of a call, and libraries choose kernels by it."""
+
+
+def _in_blocks(rows: mx.array) -> mx.array:
+    """Return rows (N, D) in float32, with zeros after them up to a whole number of blocks."""
+    return mx.pad(rows.astype(mx.float32), [(0, -rows.shape[0] % KEY_BLOCK), (0, 0)])
+
 
 def sparse_attention_ops(
     q: mx.array,
@@ -38,12 +46,15 @@ def sparse_attention_ops(
     Query rows are independent, so their number per call changes no result.
     """
     L, H, _ = q.shape
-    S, seen = rows.shape[0], (query_start + L) // rate if rate else 0
-    if key_start > max(0, query_start - window + 1) or query_start + L - key_start > S:
-        raise ValueError(f"[sparse] rows must cover positions to {query_start + L - 1} but got {S} from {key_start}")
+    given, seen = rows.shape[0], (query_start + L) // rate if rate else 0
+    if key_start > max(0, query_start - window + 1) or query_start + L - key_start > given:
+        raise ValueError(
+            f"[sparse] rows must cover positions to {query_start + L - 1} but got {given} from {key_start}"
+        )
     if picks is None and entries.shape[0] < seen:
         raise ValueError(f"[sparse] entries must be {seen} but got {entries.shape[0]}")
-    keys, pool = rows.astype(mx.float32), entries.astype(mx.float32)
+    keys, pool = _in_blocks(rows), entries.astype(mx.float32)
+    S = keys.shape[0]
     wide, sink = q.astype(mx.float32) * scale, sinks.astype(mx.float32)[None, :, None]
     each = 4 * H * (S + (pool.shape[0] if picks is None else picks.shape[1]))
     each += 0 if picks is None else 4 * picks.shape[1] * q.shape[-1]
@@ -59,8 +70,8 @@ def sparse_attention_ops(
             far = pool[mx.maximum(chosen, 0)]
             scores.append(mx.where((chosen >= 0)[:, None], part @ far.swapaxes(-1, -2), -mx.inf))
         elif seen:
-            far = pool[:seen]
-            visible = mx.arange(seen)[None] < (at + 1) // rate
+            far = _in_blocks(pool[:seen])
+            visible = mx.arange(far.shape[0])[None] < (at + 1) // rate
             scores.append(mx.where(visible[:, None], part @ far.T, -mx.inf))
         scores.append(mx.broadcast_to(sink, (part.shape[0], H, 1)))
         p = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1)

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import mlx.core as mx
 import pytest
 
-from mference_acceptance.cases import CASES, contract, rewinds
+from mference_acceptance.cases import CASES, contract
 from mference_acceptance.context import Context
 from mference_acceptance.gate import run_case
-from mference_acceptance.runs import Text
 from mference_core import checkpoint, engine, kv, state
 from mference_core.arch import Arch, ManifestContract
 from mference_core.experts.plan import MemoryPlan, plan_memory
@@ -236,21 +234,6 @@ def test_a_cut_that_lies_is_caught(
 ) -> None:
     monkeypatch.setattr(RowState, verb, fault)
     refused("rewinding", sound, tmp_path)
-
-
-def test_a_cut_on_gpus_is_held_to_a_timeline_of_the_same_calls(
-    sound: LoadedFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = SimpleNamespace(default_device=lambda: "gpu", Device=str, cpu="cpu")
-    monkeypatch.setattr(rewinds, "mx", gpu)
-    assert judge("rewinding", sound, tmp_path).passed
-    close = rewinds._close
-    monkeypatch.setattr(rewinds, "_close", lambda got, want, bar, what: close(_nudged(got), want, bar, what))
-    assert "cut to 0 is not equal bit for bit" in refused("rewinding", sound, tmp_path)
-
-
-def _nudged(text: Text) -> Text:
-    return attrs.evolve(text, logits=text.logits + 1e-6)
 
 
 def test_a_state_that_refuses_honestly_passes(

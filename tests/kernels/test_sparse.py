@@ -58,6 +58,23 @@ def visible(start: int, length: int, rate: int) -> list[list[int]]:
     return [list(range((start + at + 1) // rate)) if rate else [] for at in range(length)]
 
 
+def test_calls_of_more_queries_give_products_no_other_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and entries that only a call's last queries see must not change which kernel takes the first ones."""
+    widths, softmax = [], mx.softmax
+
+    def spied(scores: mx.array, axis: int) -> mx.array:
+        widths.append(scores.shape[-1])
+        return softmax(scores, axis=axis)
+
+    monkeypatch.setattr(mx, "softmax", spied)
+    q, rows, entries, sinks = normal(4, 2, 8, seed=1), normal(19, 8, seed=2), normal(68, 8, seed=3), normal(2, seed=4)
+    where = {"scale": 0.3, "query_start": 268, "key_start": 253, "window": 16, "rate": 4}
+    many = sparse_attention_ops(q, rows, entries, sinks, **where)
+    few = sparse_attention_ops(q[:2], rows[:17], entries[:67], sinks, **where)
+    assert widths == [32 + 96 + 1] * 2
+    assert mx.array_equal(many[:2], few)
+
+
 CASES = st.fixed_dictionaries(
     {
         "start": st.integers(0, 30),

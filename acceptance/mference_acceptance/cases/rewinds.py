@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-import mlx.core as mx
-
-from mference_acceptance.case import LAYER_BAR, CaseFailed, Figures, require, same, within
+from mference_acceptance.case import CaseFailed, Figures, require, same
 from mference_acceptance.context import Context
 from mference_acceptance.runs import Text, complete
 from mference_core.engine import Engine
@@ -59,12 +57,8 @@ def snapshots_and_forks(context: Context) -> Figures:
 
 
 def rewinding(context: Context) -> Figures:
-    """Cut to a shorter length a timeline continues as a cold one of the same calls, bit for bit, or refuses and stays whole.
-
-    On CPUs, where no row's result depends on the others, calls need not be the same. Elsewhere a product of another
-    number of rows is another kernel's: a timeline that is cut within a call continues as a cold one within rounding.
-    """
-    prompt, exact, worst = list(context.longest.ids), mx.default_device() == mx.Device(mx.cpu), 0.0
+    """Cut to a shorter length a timeline continues as a cold one, bit for bit, or refuses and stays whole."""
+    prompt = list(context.longest.ids)
     with context.engine(chunk=CHUNK) as engine:
         session = engine.session()
         session.prefill(prompt)
@@ -75,15 +69,12 @@ def rewinding(context: Context) -> Figures:
         tried = {0, 1, 2, len(prompt) // 3, len(prompt) // 2, shortest - 1, shortest, len(prompt) - 1, len(prompt)}
         refused = 0
         for length in sorted(tried):
-            if not _cut(session.fork(), length, whole):
+            if _cut(session.fork(), length, whole):
+                _continue(engine, session.fork(), prompt, length)
+            else:
                 refused += 1
                 require(length not in possible, f"a cut to {length} is refused though every state allows it")
-                continue
-            if not exact:
-                ended = _after(engine, prompt[:length], prompt[length:])
-                _continue(engine, ended, prompt, length, 0.0)
-            worst = max(worst, _continue(engine, session.fork(), prompt, length, 0.0 if exact else LAYER_BAR))
-    return {"lengths": len(tried), "refused": refused, "shortest_kept": shortest, "worst": worst}
+    return {"lengths": len(tried), "refused": refused, "shortest_kept": shortest}
 
 
 def _cut(session: Session, length: int, whole: Text) -> bool:
@@ -100,20 +91,21 @@ def _cut(session: Session, length: int, whole: Text) -> bool:
     return True
 
 
-def _continue(engine: Engine, session: Session, prompt: list[int], length: int, bar: float) -> float:
-    """Cut, go on otherwise, cut again where that is possible, and go on once more; return the worst error, 0 if equal."""
+def _continue(engine: Engine, session: Session, prompt: list[int], length: int) -> None:
+    """Cut, go on otherwise, cut again where that is possible, and go on once more."""
     tail = _other_tail(engine, prompt, length)
     session.rewind(length)
-    want = _cold(engine, prompt[:length], tail)
-    worst = _close(complete(session, tail, DECODED), want, bar, f"a timeline cut to {length}")
+    _equal(complete(session, tail, DECODED), _cold(engine, prompt[:length], tail), f"a timeline cut to {length}")
     again = length + len(tail)
     try:
         session.rewind(again)
     except CannotRewind:
-        return worst
-    want = _cold(engine, prompt[:length], tail, prompt[:2])
-    more = _close(complete(session, prompt[:2], DECODED), want, bar, f"a timeline cut to {length}, then to {again}")
-    return max(worst, more)
+        return
+    _equal(
+        complete(session, prompt[:2], DECODED),
+        _cold(engine, prompt[:length], tail, prompt[:2]),
+        f"a timeline cut to {length}, then to {again}",
+    )
 
 
 def _other_tail(engine: Engine, prompt: list[int], cut: int) -> list[int]:
@@ -124,29 +116,14 @@ def _other_tail(engine: Engine, prompt: list[int], cut: int) -> list[int]:
 
 def _cold(engine: Engine, *parts: Sequence[int]) -> Text:
     """Take parts one after the other on a new timeline."""
-    return complete(_after(engine, *parts[:-1]), parts[-1], DECODED)
-
-
-def _after(engine: Engine, *parts: Sequence[int]) -> Session:
-    """Return a new timeline that has taken parts one after the other."""
     session = engine.session()
-    for part in parts:
+    for part in parts[:-1]:
         if part:
             session.prefill(part)
-    return session
+    return complete(session, parts[-1], DECODED)
 
 
 def _equal(got: Text, want: Text, what: str) -> None:
-    _close(got, want, 0.0, what)
-
-
-def _close(got: Text, want: Text, bar: float, what: str) -> float:
-    """Hold a text against another: the same tokens, logits within `bar` or, where it is 0, equal bit for bit."""
-    error, logits = 0.0, f"logits of {what}"
-    if bar:
-        error = within(got.logits, want.logits, bar, logits)
-    else:
-        same(got.logits, want.logits, logits)
+    same(got.logits, want.logits, f"logits of {what}")
     if got.tokens != want.tokens:
         raise CaseFailed(f"{what} gives other tokens")
-    return error
