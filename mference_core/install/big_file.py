@@ -129,7 +129,6 @@ class BigFile:
         reads = list(fetches(self.copies, 0, self.size))
         reads.sort(key=lambda fetch: all(into + size <= place.first for into, _, size in fetch.places))
         lacking = sum(any(into + size > place.first for into, _, size in f.places) for f in reads) if place.first else 0
-        place.done = place.done if 0 <= place.done < len(reads) else 0
         lacking = max(0, lacking - place.done)
         looks = _Looks(size=self.size, changed=self._resize() | self._plain())
         if looks.changed and not lacking and self._good():
