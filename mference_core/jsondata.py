@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mference_core.buffers import read_buffer
 from mference_core.errors import ManifestError
 
 READ_BYTES = 1 << 20
@@ -111,13 +112,12 @@ def read_in_order(descriptor: int) -> None:
 
 def hash_file(path: Path) -> str:
     """Return the lower-case SHA-256 of a file, read once in 1 MiB pieces; raises `ManifestError` if unreadable."""
-    digest, buffer = sha256(), bytearray(READ_BYTES)
-    view = memoryview(buffer)
+    digest, buffer = sha256(), read_buffer(READ_BYTES)
     try:
         with path.open("rb", buffering=0) as file:
             read_in_order(file.fileno())
             while count := file.readinto(buffer):
-                digest.update(view[:count])
+                digest.update(buffer[:count])
     except OSError as error:
         raise ManifestError(what=str(path), got=f"unreadable ({error.strerror})") from error
     return digest.hexdigest()

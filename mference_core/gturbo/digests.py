@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
+from mference_core.buffers import read_buffer
 from mference_core.errors import ManifestError
 from mference_core.gturbo.layout import LayerLayout
 from mference_core.jsondata import is_hex, member, parse_object, read_in_order, size_member, typed
@@ -104,16 +105,16 @@ def _decode_file(value: Any, key: str, count: int, where: str) -> tuple[str, tup
 
 def hash_spans(path: Path, spans: Sequence[tuple[int, int]]) -> str:
     """Return the SHA-256 of some bytes of a file, one span after the other; raises `OSError`, or `EOFError`."""
-    digest, buffer = sha256(), bytearray(1 << 20)
+    digest, buffer = sha256(), read_buffer(1 << 20)
     with path.open("rb", buffering=0) as file:
         read_in_order(file.fileno())
         for offset, size in spans:
             file.seek(offset)
             left = size
             while left:
-                count = file.readinto(memoryview(buffer)[:left])
+                count = file.readinto(buffer[:left])
                 if not count:
                     raise EOFError
-                digest.update(memoryview(buffer)[:count])
+                digest.update(buffer[:count])
                 left -= count
     return digest.hexdigest()

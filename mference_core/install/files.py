@@ -5,10 +5,11 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from threading import Event
+from threading import Event, local
 
 from attrs import define, field
 
+from mference_core.buffers import read_buffer
 from mference_core.errors import InstallError
 from mference_core.install.finish import write_all
 from mference_core.install.hashing import Hashed, PartHashes, Spans
@@ -35,6 +36,7 @@ class OutputFiles:
     stopped: Event = field(factory=Event)
     _handles: dict[str, int] = field(factory=dict, init=False)
     _gaps: dict[str, int] = field(factory=dict, init=False)
+    _own: local = field(factory=local, init=False)
 
     def reserve(self, index_image: bytes) -> None:
         """Create every output at its final size, the resident index written, durable. Raises `OSError`."""
@@ -63,7 +65,12 @@ class OutputFiles:
             if not stat.S_ISREG(state.st_mode) or state.st_size != size:
                 return False
         (self.root / METADATA_DIR).mkdir(exist_ok=True)
-        return b"".join(self.read(WEIGHTS_NAME, 0, len(index_image))) == index_image
+        done = 0
+        for tile in self.read(WEIGHTS_NAME, 0, len(index_image)):
+            if tile != index_image[done : done + len(tile)]:
+                return False
+            done += len(tile)
+        return True
 
     def open(self, *, writing: bool) -> None:
         """Open the outputs as they are, of a finished install for example. Raises `OSError`."""
@@ -130,7 +137,7 @@ class OutputFiles:
         return Hashed(size=size, sha256=digest.hexdigest(), parts=inner.digests())
 
     def read(self, name: str, offset: int, size: int) -> Iterator[memoryview]:
-        """Yield bytes of an output in tiles, each valid until the next."""
+        """Yield bytes of an output in tiles, each valid until this thread reads again."""
         return self._tiles(self._handles[name], offset, size, name)
 
     def read_gap(self, request: RangeRequest, piece: Piece) -> Iterator[memoryview] | None:
@@ -151,12 +158,13 @@ class OutputFiles:
             os.close(handle)
 
     def _tiles(self, handle: int, offset: int, size: int, what: str) -> Iterator[memoryview]:
-        buffer = memoryview(bytearray(min(TILE_BYTES, size)))
+        if (buffer := getattr(self._own, "tile", None)) is None:
+            buffer = self._own.tile = read_buffer(TILE_BYTES)
         done = 0
         while done < size:
             if self.stopped.is_set():
                 raise InstallError(what=what, got="no longer read", expected="an install under way")
-            tile = buffer[: min(len(buffer), size - done)]
+            tile = buffer[: min(TILE_BYTES, size - done)]
             count = os.preadv(handle, [tile], offset + done)
             if count == 0:
                 raise InstallError(what=what, got=f"cut short at {offset + done} bytes", expected="an unchanged file")

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import define, field
 
+from mference_core.buffers import read_buffer
 from mference_core.jsondata import read_in_order
 
 TILE_BYTES = 1 << 20
@@ -102,7 +103,7 @@ def hash_files(
 def _hash(
     path: Path, most: int, parts: Sequence[Spans], found: Hashed, stopped: Event, done: dict[str, int], name: str
 ) -> None:
-    digest, inner, buffer = sha256(), PartHashes(parts), memoryview(bytearray(TILE_BYTES))
+    digest, inner, buffer = sha256(), PartHashes(parts), read_buffer(TILE_BYTES)
     with path.open("rb", buffering=0) as file:
         read_in_order(file.fileno())
         while found.size < most and not stopped.is_set():

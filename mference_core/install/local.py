@@ -11,6 +11,7 @@ from time import monotonic
 from attrs import define, evolve, field
 
 from mference_core.arch import Arch, ManifestContract
+from mference_core.buffers import read_buffer
 from mference_core.checkpoint import GTURBO, Checkpoint, open_checkpoint, peek
 from mference_core.errors import InstallError
 from mference_core.gturbo.digests import DIGESTS_NAME, encode_digests
@@ -150,7 +151,7 @@ class _Staging:
     progress: Progress | None
     files: dict[str, FileEntry] = field(factory=dict)
     done_bytes: int = 0
-    _tile: bytearray = field(factory=lambda: bytearray(TILE_BYTES))
+    _tile: memoryview = field(factory=lambda: read_buffer(TILE_BYTES))
 
     def write(self, name: str, pieces: Iterable[Span | bytes], parts: Sequence[Spans] = ()) -> Hashed:
         """Write one file from source spans and literal bytes; record, and return, its size and digests."""
@@ -177,7 +178,7 @@ class _Staging:
 
     def _tiles(self, pieces: Iterable[Span | bytes]) -> Iterator[memoryview]:
         """Gather pieces into full tiles; each tile is valid until the next is asked for."""
-        view, filled = memoryview(self._tile), 0
+        view, filled = self._tile, 0
         with _sources() as handle_of:
             for piece in pieces:
                 size, done = piece.size if isinstance(piece, Span) else len(piece), 0
