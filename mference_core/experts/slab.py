@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from ctypes import addressof, c_char
+from mmap import PAGESIZE
 from threading import Lock
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
+from mference_core.buffers import read_buffer
 from mference_core.errors import StreamError
 from mference_core.tensors import DTYPE_BYTES, ExpertPart
 
@@ -33,6 +36,15 @@ def host_memory() -> bool:
 def _bytes(array: mx.array) -> memoryview:
     """Return the memory of an evaluated array as writable bytes."""
     return memoryview(cast("Any", array)).cast("B")
+
+
+def page_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Return zeros whose memory begins with a page, to read files into: see `read_buffer` for what that is worth."""
+    size = math.prod(shape) * dtype.size
+    whole = mx.zeros((size + PAGESIZE,), dtype=mx.uint8)
+    mx.eval(whole)
+    start = -addressof(c_char.from_buffer(_bytes(whole))) % PAGESIZE
+    return whole[start : start + size].view(dtype).reshape(*shape)
 
 
 class Landing(Protocol):
@@ -68,7 +80,8 @@ class Slab:
                 )
         self.parts = tuple(parts)
         self.in_place = in_place
-        self.arrays = {part.name: mx.zeros((slots, *part.shape), dtype=DTYPES[part.dtype]) for part in parts}
+        zeros = page_zeros if in_place else mx.zeros
+        self.arrays = {part.name: zeros((slots, *part.shape), DTYPES[part.dtype]) for part in parts}
         mx.eval(self.arrays)
         self._staging = staging or Staging()
         self._bytes = {name: _bytes(array) for name, array in self.arrays.items()} if in_place else {}
@@ -107,10 +120,10 @@ class Staging:
     """Host buffers used again and again, so that their pages are faulted in once; one instance serves all layers."""
 
     def __init__(self) -> None:
-        self._free: list[bytearray] = []
+        self._free: list[memoryview] = []
         self._lock = Lock()
 
-    def take(self, size: int) -> bytearray:
+    def take(self, size: int) -> memoryview:
         """Lend a buffer of at least `size` bytes."""
         with self._lock:
             fits = [buffer for buffer in self._free if len(buffer) >= size]
@@ -120,9 +133,9 @@ class Staging:
                 return smallest
             if self._free:
                 self._free.pop()  # too small for now: replaced, so that the number of buffers stays bounded
-        return bytearray(size)
+        return read_buffer(size)
 
-    def give(self, buffer: bytearray) -> None:
+    def give(self, buffer: memoryview) -> None:
         """Take a lent buffer back."""
         with self._lock:
             self._free.append(buffer)
@@ -140,7 +153,7 @@ class _Staged:
         start = 0
         for part in slab.parts:
             end = start + len(slots) * part.size
-            self._areas[part.name] = memoryview(self._buffer)[start:end]
+            self._areas[part.name] = self._buffer[start:end]
             start = end
         self.views = [
             {p.name: self._areas[p.name][i * p.size : (i + 1) * p.size] for p in slab.parts} for i in range(len(slots))

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from ctypes import addressof, c_char
+from mmap import PAGESIZE
 from pathlib import Path
 
 import mlx.core as mx
@@ -42,6 +44,13 @@ def test_arrays_have_the_declared_dtypes_shapes_and_bytes(*, in_place: bool) -> 
     }
     assert slab.nbytes == 4 * BLOB
     assert not any(array.any().item() for array in slab.arrays.values())
+
+
+def test_memory_that_files_are_read_into_begins_with_a_page() -> None:
+    """Else the system's copy runs at a quarter of its speed on some processors."""
+    for array in Slab(PARTS, 4, in_place=True).arrays.values():
+        assert addressof(c_char.from_buffer(memoryview(array))) % PAGESIZE == 0  # type: ignore[arg-type]
+    assert addressof(c_char.from_buffer(Staging().take(100))) % PAGESIZE == 0
 
 
 def test_what_lands_is_in_its_slots_and_nowhere_else(*, in_place: bool) -> None:
