@@ -25,6 +25,7 @@ RETRIED = {408, 429, 500, 502, 503, 504}
 EXPIRED = {401, 403, 404, 410}
 # Left alone it asks the socket for 64 KiB at a time; each piece then costs more in Python than its bytes do.
 HTTP11Connection.READ_NUM_BYTES = 512 << 10
+_NETWORK = "check the network, proxies and HF_ENDPOINT, then run the same command again"
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _COMMIT, _SIZE, _LINKED_SIZE = "x-repo-commit", "content-length", "x-linked-size"
 T = TypeVar("T")
@@ -263,6 +264,8 @@ class HubClient:
                 with self._lock:
                     self._open[id(response)] = response
                 try:
+                    if self.stopped.is_set():  # between the request and now, when `stop` could not find it
+                        raise Stopped
                     yield response
                 finally:
                     with self._lock:
@@ -327,7 +330,7 @@ class HubClient:
 
     def _unreachable(self, url: str, error: Exception) -> SourceError:
         host = origin_of(url)[1] if not isinstance(error, httpx.InvalidURL) else "the address"
-        return SourceError(what=host, got=f"unreachable ({reason(error)})", expected="an answer")
+        return SourceError(what=host, got=f"unreachable ({reason(error)})", expected="an answer", remedy=_NETWORK)
 
     # --- patience
 
