@@ -25,6 +25,7 @@ LIBRARIES = {
     CORE: {
         "attrs",
         "click",
+        "httpcore",
         "httpx",
         "jinja2",
         "llguidance",
