@@ -103,6 +103,9 @@ def check_directory(path: Path) -> None:
     """Raise `ManifestError` or `PartialInstall` for a path that plainly holds no model."""
     expected = "a model directory"
     if not path.exists():
+        if path.with_name(f"{path.name}.partial").is_dir():
+            remedy = "run the install again"
+            raise PartialInstall(what=str(path), got="half installed", expected="a finished install", remedy=remedy)
         raise ManifestError(what=str(path), got="missing", expected=expected, remedy="see 'mference install'")
     if not path.is_dir():
         if path.suffix == ".gguf":

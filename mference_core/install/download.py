@@ -251,7 +251,7 @@ class Download:
                 stage=COPYING,
                 file=file,
                 done_bytes=done,
-                total_bytes=self.plan.requests.source_bytes,
+                total_bytes=self.saved.total_source_bytes,
                 reused_bytes=self.reused_bytes,
             )
         )

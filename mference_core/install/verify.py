@@ -10,7 +10,7 @@ from time import monotonic
 from attrs import evolve, frozen
 
 from mference_core.checkpoint import check_directory
-from mference_core.errors import DigestMismatch, InstallError, ManifestError, MferenceError, PartialInstall
+from mference_core.errors import DigestMismatch, InstallError, ManifestError, MferenceError
 from mference_core.gturbo.digests import (
     DIGESTS_NAME,
     Digests,
@@ -95,11 +95,6 @@ class VerifyReport:
 def read_installed(directory: Path) -> tuple[Path, Manifest]:
     """Return the standardised path and the manifest of an install; raises `ManifestError`, `PartialInstall`."""
     path = Path(standard_path(directory))
-    partial = path.with_name(f"{path.name}.partial")
-    if not path.exists() and partial.is_dir():
-        raise PartialInstall(
-            what=str(path), got="half installed", expected="a finished install", remedy="run the install again"
-        )
     check_directory(path)
     if not (path / MANIFEST_NAME).exists():
         model = (path / "config.json").exists()

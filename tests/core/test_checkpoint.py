@@ -203,6 +203,10 @@ def one_file(name: str) -> Callable[[Path], Path]:
     return make
 
 
+def half(root: Path) -> Path:
+    return partial(root).with_suffix("")
+
+
 def partial(root: Path) -> Path:
     (root / "toy.gturbo.partial").mkdir()
     return root / "toy.gturbo.partial"
@@ -216,6 +220,7 @@ NO_MODEL: dict[str, tuple[Callable[[Path], Path], type[MferenceError], str]] = {
     "a shard": (one_file("m.safetensors"), ManifestError, "give the directory that holds it"),
     "GGUF inside": (files("m.gguf"), ManifestError, "model is in GGUF"),
     "GGUF beside a config": (files("m.gguf", "config.json"), ManifestError, "model is in GGUF"),
+    "half": (half, PartialInstall, "is half installed; expected a finished install; run the install again"),
     "partial": (partial, PartialInstall, "is a partial install; expected a finished one; resume the install"),
     "install without manifest": (files("model_weights.bin"), PartialInstall, "model is without manifest.json"),
     "experts without manifest": (files("packed_experts/x"), PartialInstall, "model is without manifest.json"),
